@@ -1,10 +1,17 @@
-"""Tasks that somebody looks after: none is forgotten when its owner closes."""
+"""Tasks that somebody looks after: none is forgotten when its owner closes.
+
+An `EagerTask` runs its first step at once, inside the caller's step. Work that does not wait has
+then ended, without a turn of the event loop. It is a task of its own all the same: a time-out, a
+task group or a cancellation inside it does not touch the caller.
+"""
 
 import asyncio
 import logging
+import sys
+from asyncio import futures, tasks
 from collections.abc import Coroutine
 from contextvars import Context
-from typing import Any
+from typing import Any, Final, cast
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +44,21 @@ class Tasks:
         A cancelled request to the store may have been done, and nobody would know.
         """
         task = self.child(work)
-        asyncio.tasks._unregister_task(task)  # noqa: SLF001 (documented for those who make tasks)
+        hide_from_run(task)
+        return task
+
+    def begin(
+        self, work: Coroutine[Any, Any, Any], context: Context, *, waits: bool = False
+    ) -> asyncio.Task[Any]:
+        """Start a task that closing waits for. Its first step runs before this returns.
+
+        It may have ended by then. `waits`: its first step runs in the next turn of the loop.
+        """
+        loop = asyncio.get_running_loop()
+        task = cast("asyncio.Task[Any]", EagerTask(work, loop, context, waits=waits))
+        if not task.done():
+            self._awaited.add(task)
+            task.add_done_callback(self._awaited.discard)
         return task
 
     def cancel(self) -> None:
@@ -55,18 +76,86 @@ class Tasks:
 
 
 def _tracked_task(
-    tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any], context: Context | None
+    tracked: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any], context: Context | None
 ) -> asyncio.Task[Any]:
     task = asyncio.get_running_loop().create_task(work, context=context)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
+    tracked.add(task)
+    task.add_done_callback(tracked.discard)
     return task
+
+
+def hide_from_run(task: asyncio.Task[Any]) -> None:
+    """`asyncio.run` cancels at its end all tasks that it knows. It shall not know this one."""
+    tasks._unregister_task(task)  # noqa: SLF001 (documented for code that makes tasks)
+
+
+def show_to_run(task: asyncio.Task[Any]) -> None:
+    """`asyncio.run` may cancel this task again."""
+    tasks._register_task(task)  # noqa: SLF001 (documented for code that makes tasks)
+
+
+HAS_EAGER_TASKS: Final = sys.version_info >= (3, 12)
+_BASE: Final[Any] = asyncio.Task if HAS_EAGER_TASKS else tasks._PyTask  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+class EagerTask(_BASE):  # type: ignore[misc]
+    """A task whose first step runs while it is made, unless `waits`."""
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, Any],
+        loop: asyncio.AbstractEventLoop,
+        context: Context,
+        *,
+        waits: bool = False,
+    ) -> None:
+        self.cancelled_itself = False
+        if waits:
+            super().__init__(work, loop=loop, context=context)
+        elif HAS_EAGER_TASKS:
+            super().__init__(work, loop=loop, context=context, eager_start=True)
+        else:
+            self._begin(work, loop, context)
+
+    def _begin(
+        self, work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, context: Context
+    ) -> None:
+        """What `eager_start` does from Python 3.12 on, by asyncio's hooks for tasks of other kinds.
+
+        The running task leaves, the first step runs, and the running task comes back. The base
+        class is private; Python 3.11 gets security fixes only, so it will stay as it is.
+        """
+        futures._PyFuture.__init__(self, loop=loop)  # type: ignore[attr-defined]  # noqa: SLF001
+        self._name = "stillfresh"
+        self._num_cancels_requested = 0
+        self._must_cancel = False
+        self._fut_waiter = None
+        self._coro = work
+        self._context = context
+        running = tasks.current_task(loop)
+        if running is not None:  # None in a callback of the loop
+            tasks._leave_task(loop, running)  # noqa: SLF001
+        try:
+            context.run(self._Task__step)
+        finally:
+            if running is not None:
+                tasks._enter_task(loop, running)  # noqa: SLF001
+
+    def cancel(self, msg: object = None) -> bool:
+        self.cancelled_itself |= tasks.current_task(self.get_loop()) is self
+        return bool(super().cancel(msg))
 
 
 def is_cancelled() -> bool:
     """True if this task was cancelled; False if something that it awaits cancelled itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def forget_cancellations(task: asyncio.Task[Any]) -> None:
+    """The task goes on, although it was cancelled."""
+    while task.cancelling():
+        task.uncancel()
 
 
 def looked_at(done: "asyncio.Future[Any]") -> None:

@@ -17,6 +17,8 @@ T = TypeVar("T")
 WORLD: Final = 0
 """The owner of everything outside processes: the network, the store, the scenario."""
 ROUNDS: Final = 100
+TASKS: Final = (asyncio.Task, asyncio.tasks._PyTask)  # type: ignore[attr-defined]  # noqa: SLF001
+"""Both classes: of Python 3.11, a task that begins at once is of the second."""
 
 
 class Deadlock(Exception):
@@ -66,8 +68,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, list(args), self, context)
-        task = getattr(callback, "__self__", None) if self._dice is not None else None
-        number = self.tasks[task][0] if isinstance(task, asyncio.Task) and task in self.tasks else 0
+        task = getattr(callback, "__self__", None)
+        number = 0
+        if isinstance(task, TASKS) and not task.done():
+            if task not in self.tasks:
+                self._adopt(task)
+            number = self.tasks[task][0] if self._dice is not None else 0
         self._queue.append(ReadyHandle(number, self._next(), self.owner, handle))
         return handle
 
@@ -92,13 +98,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
         **options: Any,  # noqa: ANN401 (newer Pythons have more)
     ) -> asyncio.Task[T]:
+        return super().create_task(coro, name=name, context=context, **options)
+
+    def _adopt(self, task: asyncio.Task[Any]) -> None:
+        """A new task has its first callback. It need not come from `create_task`."""
         number = self._next()
-        name = name or f"task-{number}"
-        task = super().create_task(coro, name=name, context=context, **options)
+        if task.get_name().startswith("Task-"):
+            task.set_name(f"task-{number}")
         self.tasks[task] = number, self.owner
-        self._queue[-1] = self._queue[-1]._replace(task=number)
         task.add_done_callback(lambda done: self.tasks.pop(done, None))
-        return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._is_ending:

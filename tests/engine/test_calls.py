@@ -1,7 +1,9 @@
 """E19: one call, one key: which arguments count, and what is refused with which words."""
 
 import datetime as dt
+import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -352,3 +354,29 @@ class TestE19Refusals:
         """Names the argument."""
         with pytest.raises(ConfigError, match=r"report: the argument region has the type str"):
             signature(report).call(1, "\ud800")
+
+
+class TestE39Binding:
+    """Most functions are bound without `inspect`. What differs is compared here."""
+
+    @given(
+        st.lists(st.integers(0, 3), max_size=4),
+        st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(0, 3)),
+    )
+    def test_arguments_are_bound_as_inspect_binds_them(
+        self, args: list[int], kwargs: dict[str, int]
+    ) -> None:
+        async def function(a: int, b: int = 7, c: int = 8) -> int:
+            return a + b + c
+
+        signature: Signature[Any] = Signature("f", function)
+        try:
+            bound = inspect.signature(function).bind(*args, **kwargs)
+        except TypeError as exc:
+            with pytest.raises(TypeError, match=re.escape(str(exc))):
+                signature.call(*args, **kwargs)
+            return
+        bound.apply_defaults()
+        call = signature.call(*args, **kwargs)
+        assert (call.args, call.kwargs) == (bound.args, bound.kwargs)
+        assert call == f"[{','.join(map(str, bound.args))}]"

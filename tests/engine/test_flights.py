@@ -300,7 +300,9 @@ class TestE3Cancellation:
         """A watcher that stops after the first key drops the loads that have not begun."""
         prices = declare(cache, upstream, max_batch=1, concurrency=1)
         renewal = renew(prices, ["a", "b", "c"])
-        assert list(await anext(renewal)) == ["a"]
+        first = await upstream.holding(anext(renewal))
+        upstream.let_go()
+        assert list(await first) == ["a"]
         await renewal.aclose()
         await idle(cache)
         assert upstream.calls == [["a"]]

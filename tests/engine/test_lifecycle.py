@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stillfresh import Answer, Cache, LoadFailed, NotOpen, StillfreshError, StoreError
-from stillfresh.engine import loader
+from stillfresh.engine import loads
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
@@ -259,6 +259,7 @@ class TestE13Close:
         await goods.get("a")
         waiting = [asyncio.create_task(outcome(goods.get(key))) for key in ("b", "c")]
         await upstream.asked.wait()
+        await turns()
         await shut.close()
         assert {type(answer) for answer in await asyncio.gather(*waiting)} == {LoadFailed}
         assert others() == set()
@@ -334,7 +335,7 @@ class TestE13Close:
         self, shut: Cache, goods: Prices, store: SteppedStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Who closes does not wait for the whole grace."""
-        monkeypatch.setattr(loader, "PARTING", 0.0)
+        monkeypatch.setattr(loads, "PARTING", 0.0)
         task = await store.holding("acquire", outcome(goods.get("a")))
         await shut.close()
         await task

@@ -262,7 +262,7 @@ class TestG15Hooks:
             first = asyncio.create_task(read(prices, "one"))
             await until(lambda: heard.counts().resources["price"].queued == 1)
             second = asyncio.create_task(read(prices, "two"))
-            await upstream.asked.wait()
+            await until(lambda: heard.counts().resources["price"].coalesced == 1)
             upstream.let_go()
             await asyncio.gather(first, second)
         [load], reads = ears.told("load"), ears.told("store")

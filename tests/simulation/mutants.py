@@ -244,10 +244,10 @@ def a_lease_is_given_while_it_is_held(patch: pytest.MonkeyPatch) -> None:
 def a_failed_load_is_tried_again_under_its_lease(patch: pytest.MonkeyPatch) -> None:
     before = Loader._call
 
-    async def call(self: Loader[Any, Any], load: Any, leases: Any) -> Any:
-        results = await before(self, load, leases)
+    async def call(self: Loader[Any, Any], load: Any) -> Any:
+        results = await before(self, load)
         if any(isinstance(result, Exception) for result in results.values()):
-            results = await before(self, load, leases)
+            results = await before(self, load)
         return results
 
     patch.setattr(Loader, "_call", call)

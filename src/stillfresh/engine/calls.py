@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 import msgspec
 
@@ -22,24 +22,34 @@ T = TypeVar("T")
 TOO_DEEP: Final = "it holds itself, or is nested too deeply"
 
 
-class Call(Generic[P]):
-    """One call of a cached function. Calls with the same key are equal."""
+class Call(str, Generic[P]):
+    """One call of a cached function: the text that names its entry, and its arguments.
 
-    __slots__ = ("args", "id", "kwargs")
+    It is text so that looking it up costs what looking up text costs. Calls with the same text are
+    equal.
+    """
 
-    def __init__(self, id_: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.id = id_
-        self.args = args
-        self.kwargs = kwargs
+    __slots__ = ("args", "kwargs")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Call) and self.id == other.id
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
-    def __hash__(self) -> int:
-        return hash(self.id)
+    def __new__(cls, id_: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
+        call = super().__new__(cls, id_)
+        call.args = args
+        call.kwargs = kwargs
+        return call
+
+    @property
+    def id(self) -> str:
+        """The name of the entry in the store."""
+        return str(self)
 
     def __repr__(self) -> str:
-        return self.id
+        return str(self)
+
+    def __str__(self) -> str:
+        return str.__str__(self)
 
     def bare(self) -> "Call[P]":
         """The call without its arguments, so that an entry in memory keeps no session alive."""
@@ -60,6 +70,15 @@ class Signature(Generic[P]):
         self._name = name
         self._function = shown_name(function)
         self._signature = inspect.signature(function)
+        self._binds_by_name = all(
+            parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters
+        )
+        self._names = tuple(parameter.name for parameter in parameters)
+        self._defaults = {
+            parameter.name: parameter.default
+            for parameter in parameters
+            if parameter.default is not parameter.empty
+        }
         self._key = key if key is None else checked_function(f"{name}: key=", key)
         names = [parameter.name for parameter in parameters]
         self._ignored = _checked_ignore(name, function, ignore, names)
@@ -102,6 +121,57 @@ class Signature(Generic[P]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
         """The entry that these arguments name."""
+        arguments = self._bind_by_name(args, kwargs) if self._binds_by_name else None
+        bound = None
+        if arguments is None:
+            bound = self._bind(args, kwargs)
+            arguments = bound.arguments
+        for name, of in self._types.items():
+            value = arguments[name]
+            if type(value) is not of and (not isinstance(value, of) or isinstance(value, bool)):
+                raise ConfigError(
+                    f"{self._name}: {name} must be {of.__name__}, not {type(value).__name__} "
+                    f"({shown(value)})"
+                )
+        if self._key is not None:
+            all_args, all_kwargs = _call_arguments(arguments, bound)
+            return Call(self._own_id(self._key(*all_args, **all_kwargs)), all_args, all_kwargs)
+        counted: Mapping[str, Any] = arguments
+        if self._ignored:
+            counted = {name: arguments[name] for name in arguments if name not in self._ignored}
+        id_ = self._id(counted)
+        if not self.is_plain:
+            # A load may begin later: it uses the arguments as they were at the call.
+            arguments.update({name: self._made(deepcopy, name, counted[name]) for name in counted})
+        all_args, all_kwargs = _call_arguments(arguments, bound)
+        return Call(id_, all_args, all_kwargs)
+
+    def _bind_by_name(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """The arguments with their defaults, in order. None if they do not fit: `_bind` says why.
+
+        For a function without `*args`, `**kwargs`, `/` and `*`: most are. `inspect` takes as long
+        as the rest of a read.
+        """
+        names = self._names
+        if len(args) > len(names):
+            return None
+        arguments = dict(zip(names, args, strict=False))
+        if len(args) == len(names) and not kwargs:
+            return arguments
+        if not arguments.keys().isdisjoint(kwargs):
+            return None
+        given = {**self._defaults, **arguments, **kwargs}
+        if len(given) != len(names):
+            return None
+        try:
+            return {name: given[name] for name in names}
+        except KeyError:
+            return None
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """The arguments with their defaults, for any function. TypeError if they do not fit."""
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as exc:
@@ -114,26 +184,7 @@ class Signature(Generic[P]):
                 )
             raise TypeError(message) from None
         bound.apply_defaults()
-        arguments = bound.arguments
-        for name, of in self._types.items():
-            value = arguments[name]
-            if not isinstance(value, of) or isinstance(value, bool):
-                raise ConfigError(
-                    f"{self._name}: {name} must be {of.__name__}, not {type(value).__name__} "
-                    f"({shown(value)})"
-                )
-        if self._key is not None:
-            return Call(
-                self._own_id(self._key(*bound.args, **bound.kwargs)), bound.args, bound.kwargs
-            )
-        counted = arguments
-        if self._ignored:
-            counted = {name: arguments[name] for name in arguments if name not in self._ignored}
-        id_ = self._id(counted)
-        if not self.is_plain:
-            # A load may begin later: it uses the arguments as they were at the call.
-            arguments.update({name: self._made(deepcopy, name, counted[name]) for name in counted})
-        return Call(id_, bound.args, bound.kwargs)
+        return bound
 
     def _id(self, arguments: Mapping[str, Any]) -> str:
         if self.is_plain:
@@ -170,6 +221,15 @@ class Signature(Generic[P]):
             f"{self._name}: key= returned {shown(key)}, a {type(key).__name__}; "
             f"return a str, an int, or a tuple of what counts"
         )
+
+
+def _call_arguments(
+    arguments: Mapping[str, Any], bound: inspect.BoundArguments | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the function is called with. `bound`: None if every argument can be positional."""
+    if bound is None:
+        return tuple(arguments.values()), {}
+    return bound.args, bound.kwargs
 
 
 def key_text(value: object) -> str:

@@ -4,9 +4,15 @@
 
 1. Ask the store for leases. Another process may have published meanwhile: its copy is the answer.
    Another process may be loading: its keys go to a load of their own, which follows it.
-2. Call the loader for the other keys, with a time limit, and renew the leases meanwhile.
+2. Call the loader for the other keys. A guard renews the leases meanwhile, and ends a load that
+   takes too long.
 3. Publish the values, and release the leases of keys that failed.
 4. Tell the callers, and keep the values in memory.
+
+A load is a task of its own, whose first step runs inside the call of the reader that begins it: a
+load that waits for nothing is over when that call goes on. It awaits only the store and the loader,
+through `Loader`. Closing the cache cancels it only while its loader runs; a step of the store that
+has begun is never cut off.
 
 Whatever was changed in this process since the load began is asked of the fence when a key ends, in
 one place for each way to end. `load_states.py` has the table of what each end means.
@@ -17,14 +23,21 @@ nobody is promised more than the store could confirm.
 
 import asyncio
 import logging
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.engine import rules
 from stillfresh.engine.entry import NEVER
-from stillfresh.engine.load_states import ASKING, LOADED, NEXT, SUPERSEDED, End, LoadEvent
-from stillfresh.engine.loader import Loader, LoadResult
+from stillfresh.engine.load_states import (
+    ASKING,
+    LOADED,
+    LOADING,
+    NEXT,
+    SUPERSEDED,
+    End,
+    LoadEvent,
+)
+from stillfresh.engine.loader import Guard, Loader, LoadResult
 from stillfresh.engine.model import Answer, Origin, Outcome, RefreshEnd, Span
 from stillfresh.engine.rules import NOTHING, Fail, MustLoad, Outlook, Serve
 from stillfresh.engine.spans import load_span, noted
@@ -32,6 +45,7 @@ from stillfresh.engine.work import NOT_SENT, Waiter, Work
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Failure, Held, Lease, Newer, Record
+from stillfresh.tasks import hide_from_run, show_to_run
 
 if TYPE_CHECKING:
     from stillfresh.engine.loads import Loads
@@ -57,11 +71,16 @@ class Load(Generic[K, V]):
         "_runtime",
         "_spec",
         "_watcher",
+        "guard",
+        "interruption",
+        "is_over",
+        "is_stopped",
         "leases",
         "sent",
         "span",
         "state",
         "takes_place",
+        "task",
         "threads",
         "waiting_for",
         "works",
@@ -76,6 +95,12 @@ class Load(Generic[K, V]):
         self.leases: dict[str, Lease] = {}
         self.sent = NOT_SENT  # the fence's number when its copies were sent to the store
         self.span: Span | None = None  # for hooks
+        self.task: asyncio.Task[None] | None = None
+        """Its task, if it did not end in its first step."""
+        self.is_over = False  # it took too long, and whatever its loader still does is ignored
+        self.is_stopped = False  # the cache closes
+        self.interruption: BaseException | None = None
+        """What the loader raised to end the program: KeyboardInterrupt, SystemExit."""
         self.waiting_for: dict[Waiter[Any, Any], list[tuple[Loads[Any, Any], Any]]] = {}
         """The keys of other loads that its loader waits for, by the call that does."""
         self.threads: dict[object, Load[Any, Any]] = {}
@@ -86,7 +111,8 @@ class Load(Generic[K, V]):
         self._fence = loads.fence
         self._watcher = loads.core.watcher
         self._runtime = loads.runtime
-        self._loader: Loader[K, V] = Loader(loads.spec, self._runtime, loads.memory.counts)
+        self._loader: Loader[K, V] = loads.loader
+        self.guard: Guard | None = None
         self.takes_place = takes_place
         for work in works:
             work.load = self
@@ -103,33 +129,75 @@ class Load(Generic[K, V]):
         return awaited
 
     async def run(self) -> None:
-        """Ask for leases, call the loader, publish, tell the callers."""
+        """Ask for leases, call the loader, publish, tell the callers. However it ends, all learn.
+
+        It raises only what the loader raised to end the program.
+        """
+        kind = self._spec.kind
         try:
-            with self._tells_everybody():
-                await self._loads.wait_for_puts(self.works)
+            with load_span(self._runtime.hooks, kind, self):
+                if self._loads.has_puts:
+                    await self._loads.wait_for_puts(self.works)
                 await self._ask_for_leases()
                 if self.works:
                     results = await self._call_loader()
-                    publishing = self._publish(results)
-                    await asyncio.shield(self._runtime.step(publishing))
-        finally:
-            self._loads.finish(self)
-
-    @contextmanager
-    def _tells_everybody(self) -> Iterator[None]:
-        """However the load ends, its callers get an answer."""
-        try:
-            with load_span(self._runtime.hooks, self._spec.kind, self):
-                yield
+                    if not self.is_over:
+                        await self._publish(results)
         except asyncio.CancelledError:
-            self._fail("the cache was closed")
-            raise
+            if not self.is_over:
+                self._fail("the cache was closed")
         except Exception:
-            logger.exception("%s: internal error of stillfresh", self._spec.kind)
+            logger.exception("%s: internal error of stillfresh", kind)
             self._fail("internal error of stillfresh; see the log")
-        except BaseException:  # a signal handler may raise here; the task keeps the exception
+        except BaseException:  # a signal handler may raise here
             self._fail("the load was interrupted")
             raise
+        finally:
+            self._loads.finish(self)
+        if self.interruption is not None:
+            raise self.interruption
+
+    def has_waited(self, task: asyncio.Task[None]) -> None:
+        """It did not end in its first step."""
+        self.task = task
+        if self.state is LOADING:
+            self.guard_loader(task)
+        else:
+            hide_from_run(task)
+
+    def guard_loader(self, task: asyncio.Task[None]) -> None:
+        """The loader waits: from now on it may be cancelled, and must be guarded."""
+        show_to_run(task)
+        self.guard = Guard(self._loader, self)
+
+    def end_guard(self) -> None:
+        """The loader has ended. What follows is not cut off."""
+        if self.task is not None:
+            hide_from_run(self.task)
+        if self.guard is not None:
+            self.guard.end()
+
+    async def end_late(self) -> None:
+        """It has taken too long: tell the callers, and stop the loader."""
+        self.is_over = True
+        if self.task is not None:
+            self.task.cancel()
+        await self._publish(self._loader.timed_out(self.works))
+        self._loads.finish(self)
+
+    def stop(self, parting: float) -> None:
+        """The cache closes. Cancel the loader; a request for leases gets so many seconds to end."""
+        if self.task is None or self.is_over:
+            return
+        self.is_stopped = True
+        if self.state is LOADING:
+            self.task.cancel()
+        elif self.state is ASKING:
+            self._runtime.loop.call_later(parting, self._stop_asking)
+
+    def _stop_asking(self) -> None:
+        if self.task is not None and self.state is ASKING:
+            self.task.cancel()
 
     def _fail(self, why: str) -> None:
         failed = LoadResult[V](error=LoadFailed(f"{self._spec.kind}: {why}"))
@@ -159,9 +227,13 @@ class Load(Generic[K, V]):
         since = self._runtime.clock()
         grants = None
         if asks:
-            grants = await self._loader.asked("give leases", self._loader.acquire(asks))
+            grants = await self._loader.acquire(asks)
         grants = grants or {}
         leases = {id_: grant for id_, grant in grants.items() if isinstance(grant, Lease)}
+        if self._loads.is_closed:  # callers have been told; nobody wants these leases
+            await self._loader.release(list(leases.values()), {})
+            self.works = []
+            return
         counts = self._memory.counts
         counts.leases_won += len(leases)
         counts.leases_denied += len(grants) - len(leases)
@@ -183,7 +255,7 @@ class Load(Generic[K, V]):
                         self._begin([work])  # the loader is called only now
                         mine.append(work)
         if held:
-            self._loads.spawn(self._followed_by(held).follow())
+            self._loads.follow(self._followed_by(held))
         self.works = mine
         self.leases = leases
         self._step(LoadEvent.GRANT)
@@ -201,12 +273,22 @@ class Load(Generic[K, V]):
         """Another process loads these keys: look at intervals that grow and vary."""
         pause = SHORTEST_PAUSE
         self._drop_unwaited()
-        with self._tells_everybody():
-            while self.works:
-                await self._pause(pause * (1 + 0.5 * self._runtime.dice()))
-                pause = min(LONGEST_PAUSE, pause * 1.5)
-                await self._look_around()
-                self._drop_unwaited()
+        try:
+            with load_span(self._runtime.hooks, self._spec.kind, self):
+                while self.works:
+                    await self._pause(pause * (1 + 0.5 * self._runtime.dice()))
+                    pause = min(LONGEST_PAUSE, pause * 1.5)
+                    await self._look_around()
+                    self._drop_unwaited()
+        except asyncio.CancelledError:
+            self._fail("the cache was closed")
+            raise
+        except Exception:
+            logger.exception("%s: internal error of stillfresh", self._spec.kind)
+            self._fail("internal error of stillfresh; see the log")
+        except BaseException:  # a signal handler may raise here; the task keeps the exception
+            self._fail("the load was interrupted")
+            raise
 
     def _drop_unwaited(self) -> None:
         """Drop keys that another process loads and for which no caller waits here."""
@@ -306,7 +388,10 @@ class Load(Generic[K, V]):
         try:
             results = await self._loader.results(self, self.leases)
         except (asyncio.CancelledError, Exception):
-            await self._loader.release(list(self.leases.values()), {})
+            leases = self.leases
+            self.leases = {}
+            if not self.is_over:
+                await self._loader.release(list(leases.values()), {})
             raise
         recording = self._loads.core.recording
         if recording is not None:

@@ -6,11 +6,11 @@ times mean, and the store enforces the law.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
-from contextvars import copy_context
+from collections.abc import Awaitable, Hashable, Iterable, Mapping
+from contextvars import Context
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from msgspec import Struct
 
@@ -32,7 +32,7 @@ from stillfresh.errors import (
 )
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record
-from stillfresh.tasks import looked_at
+from stillfresh.tasks import EagerTask, forget_cancellations
 
 if TYPE_CHECKING:
     from stillfresh.engine.load import Load
@@ -42,9 +42,9 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 
-PARTING: Final = 1.0  # seconds, within `grace`, that closing waits for a lease request to end
 NO_VALUE: Final = (Absent, Private, BaseException)
 RENEWALS: Final = 3  # renewals in the time of a lease, so that one may be lost
+UNGUARDED_TURNS: Final = 2  # turns of the loop in which a load may end without a guard
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class Loader(Generic[K, V]):
     """Asks the store and the loader of one resource; a store that fails is counted and logged."""
 
     def __init__(self, spec: Spec[K, V], runtime: "Runtime", counts: Counts) -> None:
-        self._spec = spec
-        self._runtime = runtime
+        self.spec = spec
+        self.runtime = runtime
         self._counts = counts
 
     async def asked(self, what: str, step: Awaitable[T]) -> T | None:
@@ -76,9 +76,12 @@ class Loader(Generic[K, V]):
         try:
             return await step
         except StoreError as exc:
-            self._counts.store_errors += 1
-            logger.warning("%s: the store could not %s: %s", self._spec.kind, what, exc)
+            self._note_failure(what, exc)
             return None
+
+    def _note_failure(self, what: str, exc: StoreError) -> None:
+        self._counts.store_errors += 1
+        logger.warning("%s: the store could not %s: %s", self.spec.kind, what, exc)
 
     def asks(self, works: Iterable[Work[K, V]]) -> tuple[list[Ask], dict[str, LoadResult[V]]]:
         """A key whose tags are unknown could not be invalidated by them: only it fails."""
@@ -86,29 +89,25 @@ class Loader(Generic[K, V]):
         failed: dict[str, LoadResult[V]] = {}
         for work in works:
             try:
-                tags = () if self._spec.tags is None else self._spec.tags_of(work.key)
+                tags = () if self.spec.tags is None else self.spec.tags_of(work.key)
                 asks.append(Ask(work.id, work.seen, tags, work.failures))
             except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
                 failed[work.id] = self._failed_result(work, exc, "its tags= failed")
-        self._log(failed)
+        if failed:
+            self._log(failed)
         return asks, failed
 
-    async def acquire(self, asks: list[Ask]) -> dict[str, Grant]:
-        """Release a lease that is granted while the cache or its loop ends."""
-        work = self._runtime.store.acquire(self._spec.kind, asks, self._spec.lease_for)
-        step: asyncio.Task[dict[str, Grant]] = self._runtime.step(work)
+    async def acquire(self, asks: list[Ask]) -> dict[str, Grant] | None:
+        """Ask for leases; None if the store is unavailable."""
         try:
-            return await asyncio.shield(step)
-        except asyncio.CancelledError:
-            await asyncio.wait([step], timeout=min(PARTING, self._runtime.grace / 2))
-            if not step.cancel() and not step.cancelled() and step.exception() is None:
-                granted = step.result().values()
-                await self.release([grant for grant in granted if isinstance(grant, Lease)], {})
-            raise
+            return await self.runtime.store.acquire(self.spec.kind, asks, self.spec.lease_for)
+        except StoreError as exc:
+            self._note_failure("give leases", exc)
+            return None
 
     async def read(self, ids: list[str]) -> dict[str, Record] | None:
         """What other processes have stored; None if the store is unavailable."""
-        return await self.asked("be read", self._runtime.store.read(self._spec.kind, ids))
+        return await self.asked("be read", self.runtime.store.read(self.spec.kind, ids))
 
     async def publish(
         self, copies: dict[str, tuple[Lease, Copy]], tags: LateTags = None
@@ -116,39 +115,48 @@ class Loader(Generic[K, V]):
         """Publish, and return the superseded ids; None if the store did not answer."""
         if not copies:
             return set()
-        publishing = self._runtime.store.publish(self._spec.kind, copies, tags)
-        superseded = await self.asked("store the value", publishing)
-        self._counts.superseded += len(superseded or ())
+        try:
+            superseded = await self.runtime.store.publish(self.spec.kind, copies, tags)
+        except StoreError as exc:
+            self._note_failure("store the value", exc)
+            return None
+        self._counts.superseded += len(superseded)
         return superseded
+
+    async def renew(self, leases: list[Lease]) -> None:
+        store = self.runtime.store
+        renewing = store.renew(self.spec.kind, leases, self.spec.lease_for)
+        await self.asked("renew a lease", renewing)
 
     async def release(self, leases: list[Lease], failures: Mapping[str, Failure]) -> None:
         if leases:
-            store = self._runtime.store
-            await self.asked("release a lease", store.release(self._spec.kind, leases, failures))
+            store = self.runtime.store
+            await self.asked("release a lease", store.release(self.spec.kind, leases, failures))
 
     async def results(
         self, load: "Load[K, V]", leases: Mapping[str, Lease]
     ) -> dict[str, LoadResult[V]]:
         """Load, renew the leases meanwhile, and return the results by id."""
-        sent = rules.stamped(self._runtime.clock())
+        sent = rules.stamped(self.runtime.clock())
         counts = self._counts
         works = load.works
         counts.loads += 1
         counts.loaded += len(works)
         counts.largest_batch = max(counts.largest_batch, len(works))
         began = ticks()
-        values = await self._call(load, list(leases.values()))
+        values = await self._call(load)
         seconds = ticks() - began
         counts.load_seconds.note(seconds)
         if load.span is not None:
             load.span.seconds = seconds
             load.span.origin = Origin.LOADED
-        took = self._runtime.clock() - sent
+        took = self.runtime.clock() - sent
         self._report_slow(took)
         results = self._results(works, values, leases, sent, took)
         if counts.failing:
             counts.mended(id_ for id_, result in results.items() if result.error is None)
-        self._log(results)
+        if any(result.failure is not None for result in results.values()):
+            self._log(results)
         return results
 
     def _results(
@@ -163,9 +171,9 @@ class Loader(Generic[K, V]):
 
         A value that cannot be stored fails alone.
         """
-        terms = self._spec.terms
-        codec = self._spec.codec
-        dice = self._runtime.dice
+        terms = self.spec.terms
+        codec = self.spec.codec
+        dice = self.runtime.dice
         absent_policy: Policy | None = None
         results: dict[str, LoadResult[V]] = {}
         for work in works:
@@ -192,8 +200,8 @@ class Loader(Generic[K, V]):
 
     def _unstorable_result(self, work: Work[K, V], error: Exception) -> LoadResult[V]:
         """The value is not what was declared; its key cools down like any that failed."""
-        text = f"the value cannot be stored: {error_text(error)}; {advice_on(self._spec.codec)}"
-        raised = BadValue(f"{self._spec.kind} {work.key!r}: {text}")
+        text = f"the value cannot be stored: {error_text(error)}; {advice_on(self.spec.codec)}"
+        raised = BadValue(f"{self.spec.kind} {work.key!r}: {text}")
         raised.__cause__ = error
         return self._cooling_result(work, raised, text[:LONGEST_TEXT])
 
@@ -201,7 +209,7 @@ class Loader(Generic[K, V]):
         self, work: Work[K, V], error: BaseException, what: str = "loading failed"
     ) -> LoadResult[V]:
         text = error_text(error)
-        raised = LoadFailed(f"{self._spec.kind} {work.key!r}: {what}: {text}")
+        raised = LoadFailed(f"{self.spec.kind} {work.key!r}: {what}: {text}")
         raised.__cause__ = error
         if isinstance(error, Dropped):
             return LoadResult(error=raised)
@@ -209,8 +217,8 @@ class Loader(Generic[K, V]):
 
     def _cooling_result(self, work: Work[K, V], raised: LoadFailed, text: str) -> LoadResult[V]:
         """The load has failed, so its key cools down. `text`: what the store remembers."""
-        runtime = self._runtime
-        terms = self._spec.terms
+        runtime = self.runtime
+        terms = self.spec.terms
         failure = rules.failed(
             work.failure,
             text,
@@ -230,67 +238,66 @@ class Loader(Generic[K, V]):
             of = f"{len(errors)} of {len(results)} failed; " if len(results) > 1 else ""
             logger.warning("%s%s", of, without_secrets(str(errors[0])))
 
-    async def _call(self, load: "Load[K, V]", leases: list[Lease]) -> dict[K, object]:
-        """Run to the end, to `load_timeout`, or until the cache closes, whatever callers do."""
+    async def _call(self, load: "Load[K, V]") -> dict[K, object]:
+        """The value or the error of each key. Runs to the end, whatever callers do.
+
+        It is cut off at `load_timeout`, and when the cache closes; then CancelledError is raised.
+        """
         keys = [work.key for work in load.works]
-        context = copy_context()
-        context.run(CURRENT.set, load)
-        task = self._runtime.child(self._work(load, keys), context)
-        guard = None
-        task.add_done_callback(looked_at)
+        kind = self.spec.kind
+        error: BaseException
+        if load.task is not None:
+            load.guard_loader(load.task)
+        # Only while the loader runs: what a store starts in its steps may outlive the load.
+        token = CURRENT.set(load)
         try:
-            await asyncio.sleep(0)
-            if not task.done():
-                guard = self._runtime.child(self._guard(leases))
-                await asyncio.wait([task, guard], return_when=asyncio.FIRST_COMPLETED)
+            value = await self._work(load, keys)
+            return rules.results_of(kind, keys, value)
+        except asyncio.CancelledError:
+            task = cast("EagerTask", asyncio.current_task())
+            if load.is_over or load.is_stopped or not self._is_loaders_own(task):
+                raise
+            forget_cancellations(task)
+            error = LoadFailed(f"{kind}: the loader cancelled itself")
+        except Exception as exc:  # noqa: BLE001 (a loader may raise anything)
+            error = exc
+        except BaseException as exc:  # noqa: BLE001 (raised again when the leases are released)
+            load.interruption = exc
+            error = exc
         finally:
-            for part in (task, guard):
-                if part is not None and not part.done():
-                    part.cancel()
-        return self._values_of(keys, task)
+            CURRENT.reset(token)
+            load.end_guard()
+        return dict.fromkeys(keys, error)
+
+    @staticmethod
+    def _is_loaders_own(task: EagerTask) -> bool:
+        """True if the loader raised CancelledError by itself, or cancelled its own task."""
+        return task.cancelled_itself or not task.cancelling()
+
+    def timed_out(self, works: list[Work[K, V]]) -> dict[str, LoadResult[V]]:
+        """The results of a load that took too long."""
+        self._counts.load_seconds.note(self.spec.load_timeout)
+        error = TimeoutError(f"no answer within {self.spec.load_timeout:g} s (load_timeout)")
+        results = {work.id: self._failed_result(work, error) for work in works}
+        self._log(results)
+        return results
 
     async def _work(self, load: "Load[K, V]", keys: list[K]) -> object:
         """Call the resource's loader, or that of the caller; a plain function runs in a thread."""
         caller = load.works[0].by
         own = None if caller is None else caller.load
-        call: Callable[[], Any] = partial(self._spec.load, list(keys)) if own is None else own
-        if self._spec.in_thread:
-            value = await self._runtime.threads.call(call, load)
+        if self.spec.in_thread:
+            call = partial(self.spec.load, list(keys)) if own is None else own
+            value = await self.runtime.threads.call(call, load)
+        elif own is None:
+            return await self.spec.load(list(keys))
         else:
-            value = await call()
+            value = await own()  # type: ignore[misc]  # an async function, as declared
         return value if own is None else {keys[0]: value}
-
-    async def _guard(self, leases: list[Lease]) -> None:
-        """Renew the leases while the load runs; ends when the load has run for too long."""
-        left = self._spec.load_timeout
-        step = self._spec.lease_for / RENEWALS
-        while left > 0:
-            await self._runtime.sleep(min(step, left))
-            left -= step
-            if leases and left > 0:
-                kind = self._spec.kind
-                renewing = self._runtime.store.renew(kind, leases, self._spec.lease_for)
-                await self.asked("renew a lease", renewing)
-
-    def _values_of(self, keys: list[K], load: "asyncio.Task[Any]") -> dict[K, object]:
-        """The value or the error of each key."""
-        kind = self._spec.kind
-        pause = self._spec.load_timeout
-        error: BaseException | None
-        if not load.done():
-            error = TimeoutError(f"no answer within {pause:g} s (load_timeout)")
-        elif load.cancelled():
-            error = LoadFailed(f"{kind}: the loader cancelled itself")
-        elif (error := load.exception()) is None:
-            try:
-                return rules.results_of(kind, keys, load.result())
-            except Exception as exc:  # noqa: BLE001 (a mapping of somebody else's)
-                error = exc
-        return dict.fromkeys(keys, error)
 
     def _report_slow(self, took: float) -> None:
         """Log once for a resource."""
-        fresh_for = self._spec.terms.policy.fresh_for
+        fresh_for = self.spec.terms.policy.fresh_for
         if 0 < fresh_for <= took and not self._counts.slow_reported:
             self._counts.slow_reported = True
             message = (
@@ -298,4 +305,44 @@ class Loader(Generic[K, V]):
                 "from when it was asked: nothing is fresh when it arrives. Make fresh_for longer, "
                 "or the loader faster."
             )
-            logger.warning(message, self._spec.kind, took, fresh_for)
+            logger.warning(message, self.spec.kind, took, fresh_for)
+
+
+class Guard:
+    """Renews the leases of a load while its loader runs, and ends a load that takes too long.
+
+    Most loads are over within a few turns of the event loop, and need none. So its task begins only
+    after that.
+    """
+
+    def __init__(self, loader: "Loader[Any, Any]", load: "Load[Any, Any]") -> None:
+        self._loader = loader
+        self._load = load
+        self._task: asyncio.Task[None] | None = None
+        self._next_turn = loader.runtime.loop.call_soon(self._wait_turns, UNGUARDED_TURNS)
+
+    def end(self) -> None:
+        """The loader has ended."""
+        self._next_turn.cancel()
+        if self._task is not None and not self._load.is_over:
+            self._task.cancel()
+
+    def _wait_turns(self, left: int) -> None:
+        runtime = self._loader.runtime
+        if left > 0:
+            self._next_turn = runtime.loop.call_soon(self._wait_turns, left - 1)
+        else:
+            self._task = runtime.child(self._watch(), Context())
+
+    async def _watch(self) -> None:
+        """Renew the leases at intervals. When the time is over, end the load."""
+        spec = self._loader.spec
+        left = spec.load_timeout
+        interval = spec.lease_for / RENEWALS
+        while left > 0:
+            await self._loader.runtime.sleep(min(interval, left))
+            left -= interval
+            leases = list(self._load.leases.values())
+            if leases and left > 0:
+                await self._loader.renew(leases)
+        await self._load.end_late()

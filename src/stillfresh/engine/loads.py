@@ -9,12 +9,13 @@ queued again before anybody is told.
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Coroutine, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.engine.load import Load
 from stillfresh.engine.load_states import LOADING, PUBLISHING, End, Ended
+from stillfresh.engine.loader import Loader
 from stillfresh.engine.rules import FOR_EVER, NOTHING
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.work import CURRENT, Waiter, Work
@@ -28,6 +29,9 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 MAX_BEHIND: Final = 10_000  # background refreshes that may queue
+MOST_STARTS: Final = 100  # loads that begin until the loop must have a turn
+MOST_NESTED: Final = 8  # loads inside loads that begin on one stack; deeper ones get a turn
+PARTING: Final = 1.0  # seconds, within `grace`, that closing waits for a lease request to end
 FORGET_EVERY: Final = 60.0  # seconds between two looks for exceptions that are kept for too long
 
 
@@ -46,10 +50,15 @@ class Loads(Generic[K, V]):
         self._pending: deque[Work[K, V]] = deque()
         self._urgent: deque[Work[K, V]] = deque()
         self._places = 0  # of `concurrency` that are taken
-        self._is_closed = False
-        self._is_flushing = False
+        self.is_closed = False
+        self._is_flush_planned = False
+        self._is_starting = False  # loads are being started, up the stack
+        self._starts = 0  # since the last turn that was given to others
         self._storing: dict[str, asyncio.Future[None]] = {}  # puts on their way, by id
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: dict[Load[K, V], asyncio.Task[Any]] = {}
+        self._followers: set[asyncio.Task[Any]] = set()
+        if runtime is not None:
+            self.loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
         self._forgetting: asyncio.TimerHandle | None = None
         if runtime is not None and core.spec.in_thread:
             runtime.threads.allow(core.spec.concurrency)
@@ -114,10 +123,14 @@ class Loads(Generic[K, V]):
         """Wait until the joined loads have ended."""
         if not waiter.missing or (waiter.each and waiter.outcomes):
             return
-        self.flush_soon()
-        woken = asyncio.Event()
-        waiter.wake = woken.set
-        await woken.wait()
+        woken = self.runtime.loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        waiter.wake = wake
+        await woken
 
     def give_fallback(
         self, key: K, copy: Copy, waiters: Iterable[Waiter[K, V]], *, unverified: bool = False
@@ -150,24 +163,67 @@ class Loads(Generic[K, V]):
 
     # Loads begin.
 
+    def begin(self) -> None:
+        """Keys have joined. Those of one turn of the loop go into one batch, when it is over.
+
+        Loads of one key need not wait for others: they begin now, inside the reader's call.
+        """
+        if self.spec.max_batch == 1 and self._starts < MOST_STARTS:
+            self._flush()
+        else:
+            self.flush_soon()
+
     def flush_soon(self) -> None:
-        """Keys that are requested in one turn of the loop go into one batch."""
-        if not self._is_flushing:
-            self._is_flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        """Start queued loads when this turn of the loop is over."""
+        if not self._is_flush_planned:
+            self._is_flush_planned = True
+            self.runtime.loop.call_soon(self._flush_planned)
+
+    def _flush_planned(self) -> None:
+        self._is_flush_planned = False
+        self._starts = 0
+        self._flush()
 
     def _flush(self) -> None:
-        """Start as many loads as `concurrency` allows."""
-        self._is_flushing = False
-        while (load := self._next_load()) is not None:
-            self.spawn(load.run())
+        """Start as many loads as `concurrency` allows, and no more than a turn of the loop may.
+
+        A load that ends in its first step, or whose loader asks for more, comes here again: then
+        the call up the stack goes on with the queue.
+        """
+        if self._is_starting:
+            return
+        self._is_starting = True
+        try:
+            while self._starts < MOST_STARTS:
+                load = self._next_load()
+                if load is None:
+                    return
+                self._start(load)
+        finally:
+            self._is_starting = False
+        self.flush_soon()
+
+    def _start(self, load: Load[K, V]) -> None:
+        """Run the first step of the load, here and now."""
+        runtime = self.runtime
+        self._starts += 1
+        waits = runtime.starts_on_stack >= MOST_NESTED
+        runtime.starts_on_stack += 1
+        try:
+            task = runtime.begin(load.run(), runtime.load_context(), waits=waits)
+        finally:
+            runtime.starts_on_stack -= 1
+        if not task.done():
+            self._running[load] = task
+            load.has_waited(task)
 
     def _next_load(self) -> Load[K, V] | None:
         """The next batch. A load inside a load takes no place."""
-        batch = self._take(self._urgent)
-        if batch:
-            return Load(self, batch)
-        if self._places < self.spec.concurrency:
+        if self._urgent:
+            batch = self._take(self._urgent)
+            if batch:
+                return Load(self, batch)
+        if self._pending and self._places < self.spec.concurrency:
             batch = self._take(self._pending)
             if batch:
                 self._places += 1
@@ -176,7 +232,7 @@ class Loads(Generic[K, V]):
 
     def _take(self, queue: deque[Work[K, V]]) -> list[Work[K, V]]:
         taken: list[Work[K, V]] = []
-        while queue and len(taken) < self.spec.max_batch and not self._is_closed:
+        while queue and len(taken) < self.spec.max_batch and not self.is_closed:
             work = queue.popleft()
             if work.load is not None or self.under_way.get(work.key) is not work:
                 continue  # it was urgent, and in both queues
@@ -186,15 +242,20 @@ class Loads(Generic[K, V]):
                 self.drop(work)
         return taken
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self.runtime.spawn(work, self.runtime.load_context())
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+    def follow(self, load: Load[K, V]) -> None:
+        """Wait for a load of another process."""
+        task = self.runtime.spawn(load.follow(), self.runtime.load_context())
+        self._followers.add(task)
+        task.add_done_callback(self._followers.discard)
 
     def finish(self, load: Load[K, V]) -> None:
-        """A load has ended: the next one may begin."""
-        self._places -= load.takes_place
-        self._flush()
+        """A load has ended: the next one may begin. It may have ended before, by a time-out."""
+        self._running.pop(load, None)
+        if load.takes_place:
+            load.takes_place = False
+            self._places -= 1
+        if self._pending or self._urgent:  # after the callers, which may join what is queued
+            self.flush_soon()
 
     # Loads end.
 
@@ -241,7 +302,7 @@ class Loads(Generic[K, V]):
 
     def close(self) -> None:
         """Start nothing more, and let all waiting callers fail."""
-        self._is_closed = True
+        self.is_closed = True
         if self._forgetting is not None:
             self._forgetting.cancel()
         closed = LoadFailed(f"{self.spec.kind}: the cache was closed")
@@ -250,16 +311,23 @@ class Loads(Generic[K, V]):
         for work in ended:
             for waiter in work.waiters:
                 waiter.settle(work.key, closed)
+        for load in tuple(self._running):
+            load.stop(min(PARTING, self.runtime.grace / 2))
 
     async def settled(self, within: float) -> bool:
         """Wait until nothing is loading or about to; False if something still is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                while self._running or self._is_flushing:
+                while self._is_busy:
                     await asyncio.sleep(0)
-                    if self._running:
-                        await asyncio.wait(self._running)
-        return not (self._running or self._is_flushing)
+                    tasks = [*self._running.values(), *self._followers]
+                    if tasks:
+                        await asyncio.wait(tasks)
+        return not self._is_busy
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._running or self._followers or self._is_flush_planned)
 
     # Puts of this process, which loads wait for.
 
@@ -276,10 +344,13 @@ class Loads(Generic[K, V]):
                 if self._storing.get(id_) is ended:
                     del self._storing[id_]
 
+    @property
+    def has_puts(self) -> bool:
+        """True while puts of this process are on their way to the store."""
+        return bool(self._storing)
+
     async def wait_for_puts(self, works: Iterable[Work[K, V]]) -> None:
         """Wait for puts of this process: their values are the answer, and a load would be void."""
-        if not self._storing:
-            return
         puts = {self._storing[work.id] for work in works if work.id in self._storing}
         if puts:
             await asyncio.wait(puts)

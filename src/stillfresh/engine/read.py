@@ -47,6 +47,43 @@ class Reads(Generic[K, V]):
         outcomes = await self.answers([key], waiter, anew=anew)
         return outcomes[key] if waiter.private is None else waiter.private
 
+    async def answer(self, key: K, max_age: float = FOR_EVER) -> Outcome[V]:
+        """The outcome of one key: what `answers` does, with a short way for a cold one.
+
+        If neither memory nor a store that is read inline has anything of the key, it is loaded.
+        """
+        waiter: Waiter[K, V] = Waiter(max_age=max_age)
+        core = self._core
+        runtime = core.runtime
+        is_short = (
+            runtime is not None
+            and runtime.can.inline is not None
+            and key not in self._memory.entries
+            and not self._owner.blocks  # of `bypassed()` or `recording()`
+            and runtime.loop is asyncio.get_running_loop()
+        )
+        if not is_short or runtime is None or runtime.can.inline is None:
+            return (await self.answers([key], waiter))[key]
+        id_ = self._names.text(key)
+        try:
+            records = runtime.can.inline.read_now(self._spec.kind, (id_,))
+        except StoreError:
+            records = {id_: NOTHING}
+        if records:
+            return (await self.answers([key], waiter))[key]
+        loads = core.loads
+        try:
+            loads.join_missing({key: id_}, waiter)
+            loads.begin()
+            await loads.wait(waiter)
+        except BaseException:
+            loads.leave(waiter, [key])
+            raise
+        finally:
+            waiter.end()
+        self._memory.counts.on_loop.note_all(waiter.outcomes.values(), runtime.clock())
+        return waiter.outcomes[key]
+
     async def answers(
         self, keys: Sequence[K], waiter: Waiter[K, V] | None = None, *, anew: bool = False
     ) -> dict[K, Outcome[V]]:
@@ -169,10 +206,10 @@ class Reads(Generic[K, V]):
         if not texts:
             return
         loads = self._core.loads
-        loads.flush_soon()
         if not records and not forced:
             self._drop_deleted(texts)
             loads.join_missing(texts, waiter)
+            loads.begin()
             return
         for key, id_ in texts.items():
             record = records.get(id_, NOTHING)
@@ -182,6 +219,7 @@ class Reads(Generic[K, V]):
                 loads.want(key, id_, record, waiter, leased=key in waiter.unstored)
             else:
                 loads.join(key, id_, record, waiter, forced=forced)
+        loads.begin()
 
     def _drop_deleted(self, keys: Iterable[K]) -> None:
         """Drop keys from memory whose copy was deleted from the store."""

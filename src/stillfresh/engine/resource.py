@@ -187,9 +187,7 @@ class Resource(Face[K, V]):
         return await self._get(key, _limit(max_age))
 
     async def _get(self, key: K, max_age: float = FOR_EVER) -> Answer[V]:
-        return _answer_or_raise(
-            (await self.core.reads.answers([key], Waiter(max_age=max_age)))[key]
-        )
+        return _answer_or_raise(await self.core.reads.answer(key, max_age))
 
     async def get_many(
         self, keys: Iterable[K], max_age: Duration | None = None
