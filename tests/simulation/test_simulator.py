@@ -1,6 +1,7 @@
 """T1: the simulator itself: virtual time, any order, faults by seed, replay, shrinking."""
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
@@ -92,6 +93,11 @@ class TestT1Time:
 
 
 class TestT1Replay:
+    def test_what_the_program_froze_stays_frozen_after_a_run(self) -> None:
+        gc.freeze()
+        simulate(SCENARIOS["over_a_network"], seed=11)
+        assert gc.get_freeze_count() > 0
+
     @pytest.mark.parametrize("name", SCENARIOS)
     def test_a_seed_gives_the_same_run_again(self, name: str) -> None:
         """To the letter: every line of the trace, every step."""

@@ -140,6 +140,21 @@ def _check(scenario: object, seed: object, faults: object) -> None:
         raise ConfigError(f"seed: a whole number, not {shown(seed)}")
 
 
+class ProgramFreezes:
+    """Whether the program itself has called `gc.freeze()`: a run must not undo that.
+
+    Counting a million frozen objects takes most of a run's time. So a program that was once seen
+    to freeze is not asked again.
+    """
+
+    _was_seen = False
+
+    @classmethod
+    def found(cls) -> bool:
+        cls._was_seen = cls._was_seen or gc.get_freeze_count() > 0
+        return cls._was_seen
+
+
 @contextmanager
 def alone(world: World) -> Iterator[None]:
     """A run has its own dice, log, garbage and files; afterwards everything is as before.
@@ -153,12 +168,12 @@ def alone(world: World) -> Iterator[None]:
     propagates = log.propagate
     listener = LogListener(world)
     is_collecting = gc.isenabled()
-    is_first = not gc.get_freeze_count()
+    skips_earlier = not ProgramFreezes.found()
     random.seed(world.plan.seed)
     log.propagate = False
     log.addHandler(listener)
     gc.disable()
-    if is_first:
+    if skips_earlier:
         gc.freeze()
     try:
         with inline_files(world):
@@ -167,7 +182,7 @@ def alone(world: World) -> Iterator[None]:
         random.setstate(dice_state)
         log.propagate = propagates
         log.removeHandler(listener)
-        if is_first:
+        if skips_earlier:
             gc.unfreeze()
         if is_collecting:
             gc.enable()
