@@ -300,10 +300,16 @@ class TestE3Cancellation:
         """A watcher that stops after the first key drops the loads that have not begun."""
         prices = declare(cache, upstream, max_batch=1, concurrency=1)
         renewal = renew(prices, ["a", "b", "c"])
-        first = await upstream.holding(anext(renewal))
-        upstream.let_go()
-        assert list(await first) == ["a"]
+        upstream.hold()
+
+        async def let_go() -> None:
+            await upstream.asked.wait()
+            upstream.let_go()
+
+        letting_go = asyncio.create_task(let_go())
+        assert list(await anext(renewal)) == ["a"]
         await renewal.aclose()
+        await letting_go
         await idle(cache)
         assert upstream.calls == [["a"]]
 

@@ -24,6 +24,14 @@ from tests.kit.browser_site import PATIENCE, Site
 from tests.kit.live import Upstream
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
+UNUSED: Final = [
+    "WebUIOmniboxPopup",
+    "WebUIOmniboxAimPopup",
+    "WebUIOmniboxFullPopup",
+    "SpareRendererForSitePerProcess",
+]
+"""Each window would load the pages of its address bar, and start a process for the next page: half
+a second of work for each test."""
 FLAGS: Final = [
     "--headless",
     "--hide-scrollbars",
@@ -36,8 +44,8 @@ FLAGS: Final = [
     "--disable-component-update",
     "--disable-dev-shm-usage",
     "--disable-sync",
-    # Each window would load the pages of its address bar: half a second of work for each test.
-    "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup",
+    "--no-startup-window",
+    f"--disable-features={','.join(UNUSED)}",
     "--remote-debugging-port=0",
 ]
 OURS: Final = {"127.0.0.1", "localhost", "::1", None}

@@ -9,10 +9,12 @@ from tests.kit.servers.postgres import PostgresServer
 from tests.kit.servers.valkey import Server
 from tests.proof.puts_at_once import counted, rounds_of_puts, rounds_of_sessions
 
-SLOWER = [pytest.param(name, marks=pytest.mark.proof) for name in ("postgresql", "dynamodb")]
+SERVERS = ("redis", "postgresql", "dynamodb")
 
 
-@pytest.fixture(params=["sqlite", "redis", *SLOWER])
+@pytest.fixture(
+    params=["sqlite", *(pytest.param(name, marks=pytest.mark.proof) for name in SERVERS)]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty store that processes can share."""
     match request.param:
