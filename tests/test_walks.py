@@ -10,16 +10,17 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BUDGET = {
-    "cold_sqlite_read": 21,
+    "cold_sqlite_read": 24,
     "stale_redis_read": 28,
     "tag_with_push": 35,
-    "stale_feed_list": 32,
-    "viewport": 32,
-    "page_request": 42,
-    "browser_watch": 36,
+    "stale_feed_list": 35,
+    "viewport": 34,
+    "page_request": 46,
+    "browser_watch": 39,
 }
-"""Files at most. SQLite's leases, tags and question of ownership, and the engine's fence, work and
-load became files of their own; a walk may only become shorter from here."""
+"""Files at most. Most are two to four more than before the engine's loads became tasks that begin
+at once: a read also passes through `core`, `store_reads` and `counts`. A walk may only become
+shorter from here."""
 FIGURES = r"(\d+) files, (\d+) functions, (\d+) hand-overs"
 
 
