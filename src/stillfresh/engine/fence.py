@@ -59,7 +59,10 @@ class Marks(Generic[K]):
 
 
 class FenceClock:
-    """The numbers of all changes in one cache, and the marks of its tags.
+    """The numbers of one cache, and the marks of its tags.
+
+    Each change takes a number, and so do the beginning of a load and the sending of its copies:
+    callers, loads and changes are all ordered by it.
 
     A tag may stand for keys of several resources, so its marks are the cache's.
     """

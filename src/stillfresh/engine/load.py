@@ -37,7 +37,7 @@ from stillfresh.engine.load_states import (
     End,
     LoadEvent,
 )
-from stillfresh.engine.loader import Guard, Loader, LoadResult
+from stillfresh.engine.loader import Loader, LoadGuard, LoadResult
 from stillfresh.engine.model import Answer, Origin, Outcome, RefreshEnd, Span
 from stillfresh.engine.rules import NOTHING, Fail, MustLoad, Outlook, Serve
 from stillfresh.engine.spans import load_span, noted
@@ -87,9 +87,14 @@ class Load(Generic[K, V]):
     )
 
     def __init__(
-        self, loads: "Loads[K, V]", works: list[Work[K, V]], *, takes_place: bool = False
+        self,
+        loads: "Loads[K, V]",
+        works: list[Work[K, V]],
+        *,
+        takes_place: bool = False,
+        begins: bool = True,
     ) -> None:
-        """`takes_place`: it takes one of the `concurrency` places."""
+        """`takes_place`: it takes one of the `concurrency` places. `begins`: its keys begin now."""
         self.works = works
         self.state = ASKING
         self.leases: dict[str, Lease] = {}
@@ -112,11 +117,12 @@ class Load(Generic[K, V]):
         self._watcher = loads.core.watcher
         self._runtime = loads.runtime
         self._loader: Loader[K, V] = loads.loader
-        self.guard: Guard | None = None
+        self.guard: LoadGuard | None = None
         self.takes_place = takes_place
         for work in works:
             work.load = self
-        self._begin(works)
+        if begins:
+            self._begin(works)
 
     def awaited_loads(self) -> "list[Load[Any, Any] | None]":
         """The loads that must end before this one can."""
@@ -168,7 +174,7 @@ class Load(Generic[K, V]):
     def guard_loader(self, task: asyncio.Task[None]) -> None:
         """The loader waits: from now on it may be cancelled, and must be guarded."""
         show_to_run(task)
-        self.guard = Guard(self._loader, self)
+        self.guard = LoadGuard(self._loader, self)
 
     def end_guard(self) -> None:
         """The loader has ended. What follows is not cut off."""
@@ -204,7 +210,7 @@ class Load(Generic[K, V]):
         self._end(self.works, {work.id: failed for work in self.works})
 
     def _begin(self, works: Iterable[Work[K, V]]) -> None:
-        """All callers of now asked in time for what is done next, and all changes of now are in it.
+        """Draw the line: callers up to now are EARLY, and changes up to now are in the result.
 
         The fence advances, so that callers that join later have a greater number.
         """
@@ -255,19 +261,16 @@ class Load(Generic[K, V]):
                         self._begin([work])  # the loader is called only now
                         mine.append(work)
         if held:
-            self._loads.follow(self._followed_by(held))
+            self._loads.follow(self._follower_of(held))
         self.works = mine
         self.leases = leases
         self._step(LoadEvent.GRANT)
 
-    def _followed_by(self, works: list[Work[K, V]]) -> "Load[K, V]":
-        """The load of keys that another process loads. They began when they began here."""
-        began = {work.id: work.began for work in works}
-        other = Load(self._loads, works)
-        for work in works:
-            work.began = began[work.id]
-        other._step(LoadEvent.DENY)
-        return other
+    def _follower_of(self, works: list[Work[K, V]]) -> "Load[K, V]":
+        """A load that follows another process, which loads these keys. They began before it."""
+        follower = Load(self._loads, works, begins=False)
+        follower._step(LoadEvent.DENY)
+        return follower
 
     async def follow(self) -> None:
         """Another process loads these keys: look at intervals that grow and vary."""
@@ -354,7 +357,7 @@ class Load(Generic[K, V]):
         work.saw(record)
         # The change may be a put of this process, whose value this is.
         is_changed = self._fence.is_changed(key, work.began) and not memory.has(key, record.copy)
-        is_bound = not is_changed and not work.forced  # to a cooldown
+        keeps_cooldown = not is_changed and not work.forced
         match plan:
             case Serve(copy) if (
                 not is_changed
@@ -370,7 +373,7 @@ class Load(Generic[K, V]):
                     self._watcher.landed(key, answer, until, now)
             case Fail(failure):
                 self._tell_failure(work, End.COOLING, memory.failure_error(key, failure, now))
-            case Serve() if is_bound and (pause := rules.cooling(record.failure, now)):
+            case Serve() if keeps_cooldown and (pause := rules.cooling(record.failure, now)):
                 self._loads.give_fallback(key, plan.copy, work.waiters)  # if it can be read
                 self._tell_failure(work, End.COOLING, memory.failure_error(key, pause, now))
             case plan:
@@ -417,14 +420,15 @@ class Load(Generic[K, V]):
                     late[id_] = result.tags
         since = self._runtime.clock()
         superseded = await self._loader.publish(copies, late)
-        published: Container[str] = copies if superseded is not None else ()
+        answered_for: Container[str] = copies if superseded is not None else ()
         if superseded is None or len(copies) < len(leases):
             failures = {
                 id_: result.failure for id_, result in results.items() if result.failure is not None
             }
-            unused = [lease for id_, lease in leases.items() if id_ not in published]
-            await self._loader.release(unused, failures)
-        self._end(self.works, results, published, superseded or (), since)
+            without_copy = [lease for id_, lease in leases.items() if id_ not in answered_for]
+            # Begins the cooldown of each failed key, for all processes.
+            await self._loader.release(without_copy, failures)
+        self._end(self.works, results, answered_for, superseded or (), since)
 
     # 4. The callers.
 
@@ -432,7 +436,7 @@ class Load(Generic[K, V]):
         self,
         works: Iterable[Work[K, V]],
         results: Mapping[str, LoadResult[V]],
-        published: Container[str] = (),
+        answered_for: Container[str] = (),  # the store has taken or refused their copies
         superseded: Container[str] = (),
         since: float = NEVER,  # the store was asked to keep them, so nothing later is known
     ) -> None:
@@ -459,7 +463,7 @@ class Load(Generic[K, V]):
                 if outlook is None or copy.policy is not outlook.policy:
                     outlook = self._memory.outlook(copy, now)
                     noted(self.span, outlook.at_arrival)
-                stored_since = since if id_ in published else None
+                stored_since = since if id_ in answered_for else None
                 self._tell_value(work, how, copy, result, outlook, stored_since)
         self._loads.flush_soon()
 

@@ -24,7 +24,7 @@ class LoadState(StrEnum):
     ASKING = "asking"
     """The store is asked for the lease."""
     HELD = "held"
-    """Another process has the lease."""
+    """Another process has the lease, or an earlier load of this one."""
     LOOKING = "looking"
     """The store is asked what that process has done."""
     LOADING = "loading"
@@ -70,7 +70,8 @@ class Told(IntEnum):
 
     NOBODY = 0
     EARLY = 1
-    """Those that asked before the load began."""
+    """Those that asked before the load began: whose number is at most that of its beginning. The
+    fence advances then, so callers that join later have a greater one."""
     IN_TIME = 2
     """Those that asked before its copy was sent to the store."""
     ALL = 3

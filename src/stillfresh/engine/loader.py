@@ -90,7 +90,7 @@ class Loader(Generic[K, V]):
         for work in works:
             try:
                 tags = () if self.spec.tags is None else self.spec.tags_of(work.key)
-                asks.append(Ask(work.id, work.seen, tags, work.failures))
+                asks.append(Ask(work.id, work.seen, tags, work.failures_seen))
             except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
                 failed[work.id] = self._failed_result(work, exc, "its tags= failed")
         if failed:
@@ -308,7 +308,7 @@ class Loader(Generic[K, V]):
             logger.warning(message, self.spec.kind, took, fresh_for)
 
 
-class Guard:
+class LoadGuard:
     """Renews the leases of a load while its loader runs, and ends a load that takes too long.
 
     Most loads are over within a few turns of the event loop, and need none. So its task begins only

@@ -12,7 +12,7 @@ that finds `until` in the future, and the same answer before and after, has read
 from collections.abc import Hashable, Iterable
 from typing import TypeVar
 
-from stillfresh.engine.counts import SKIPPED, CountsOfThread
+from stillfresh.engine.counts import CountsOfThread
 from stillfresh.engine.face import Face
 from stillfresh.engine.function import CachedFunction, bind
 from stillfresh.engine.model import Answer
@@ -22,7 +22,7 @@ from stillfresh.engine.threads import ThreadCall, in_caller
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-__all__ = ["SKIPPED", "CachedFunction", "ThreadCall", "ThreadFace", "bind", "in_caller"]
+__all__ = ["CachedFunction", "ThreadCall", "ThreadFace", "bind", "in_caller"]
 
 
 class ThreadFace(Face[K, V]):

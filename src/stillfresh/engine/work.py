@@ -50,7 +50,7 @@ class Work(Struct, Generic[K, V], eq=False):
     id: str
     waiters: "dict[Waiter[K, V], int]" = {}
     """The callers, and when each of them asked, as a number of the fence."""
-    last: int = 0  # when the last of them asked
+    last_asked: int = 0  # when the last of them asked
     began: int = 0  # the fence's number; changes up to it are in the result
     seen: str | None = None  # the generation of the copy to replace
     failure: Failure | None = None
@@ -77,8 +77,11 @@ class Work(Struct, Generic[K, V], eq=False):
         self.failure = record.failure
 
     @property
-    def failures(self) -> int | None:
-        """A caller that missed a failure gets no lease; `refresh()` does."""
+    def failures_seen(self) -> int | None:
+        """How many failures in a row the caller knows of; None if that does not matter.
+
+        A caller that missed a failure gets no lease; `refresh()` does.
+        """
         if self.forced:
             return None
         return 0 if self.failure is None else self.failure.count
@@ -96,7 +99,7 @@ class Work(Struct, Generic[K, V], eq=False):
         if self.is_blind and knows:
             asked_at = LATE
         self.waiters[waiter] = asked_at
-        self.last = max(self.last, asked_at)
+        self.last_asked = max(self.last_asked, asked_at)
 
     def end(self, how: End, *, is_changed: bool) -> "Ended[Waiter[K, V]]":
         """End: which callers get the result, which wait on, and whether another load follows."""
@@ -108,7 +111,7 @@ class Work(Struct, Generic[K, V], eq=False):
             self.wanted = False
         elif again is not Again.AS_WANTED:
             self.wanted = again is Again.ALWAYS or self.rounds < MAX_ROUNDS
-        if self.last <= limit:
+        if self.last_asked <= limit:
             return Ended(waiters, (), self.wanted, is_overtaken)
         in_time = [waiter for waiter, asked_at in waiters.items() if asked_at <= limit]
         left = [waiter for waiter, asked_at in waiters.items() if asked_at > limit]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 from stillfresh.engine import Answer, Call, Signature
-from stillfresh.engine.thread_face import SKIPPED, CachedFunction, bind
+from stillfresh.engine.thread_face import CachedFunction, bind
 from stillfresh.sync.resource import SyncHandle, SyncResource
 
 V = TypeVar("V")
@@ -45,11 +45,7 @@ class SyncFunction(CachedFunction[P, V]):
         answer = entry.answer
         now = self._clock()
         if now < entry.until and entry.answer is answer and answer.found:
-            reads = self._thread_reads.counts
-            hits = reads.hits
-            reads.hits = hits + 1
-            if not hits & SKIPPED:
-                reads.sample(answer, now)
+            self._thread_reads.counts.hit(answer, now)
             if not entry.is_used:
                 entry.is_used = True
             return answer.value

@@ -20,7 +20,7 @@ from stillfresh.engine import (
     Resource,
     Stored,
 )
-from stillfresh.engine.thread_face import SKIPPED, ThreadFace, in_caller
+from stillfresh.engine.thread_face import ThreadFace, in_caller
 from stillfresh.stores.versions import Version
 
 K = TypeVar("K", bound=Hashable)
@@ -108,11 +108,7 @@ class SyncResource(ThreadFace[K, V]):
             answer = entry.answer
             now = self._clock()
             if now < entry.until and entry.answer is answer and answer.found:
-                reads = self.thread_reads.counts
-                hits = reads.hits
-                reads.hits = hits + 1
-                if not hits & SKIPPED:
-                    reads.sample(answer, now)
+                self.thread_reads.counts.hit(answer, now)
                 if not entry.is_used:
                     entry.is_used = True
                 return answer.value
