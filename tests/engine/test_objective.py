@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from stillfresh import Cache, ConfigError, SyncCache, prometheus_text
 from stillfresh.engine import Answer, Objective, Origin, ResourceStats
 from stillfresh.engine.counts import SAMPLE, Counts
+from stillfresh.engine.entry import Entry
 from stillfresh.engine.model import left_of
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import LoadFailed
+from stillfresh.freshness import Policy
+from stillfresh.stores.contract import Copy
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Upstream, declare
 
@@ -195,8 +198,12 @@ class TestG14AgeSum:
         """E12: however many were looked at, and whatever a clock that was set does."""
         counted = Counts()
         answer: Answer[None] = left_of(None, LoadFailed("x"), lambda: 0.0)
+        entry: Entry[str, None] = Entry("a", Copy("g", 0.0, Policy(60), b""), answer)
         for now, how in reads:
-            getattr(counted.on_loop, how)(answer, now)
+            if how == "hit":
+                counted.on_loop.hit(entry, answer, now)
+            else:
+                counted.on_loop.note(answer, now)
         stats = counted.stats(0.0, **NO_FIGURES)
         assert sum(stats.ages) == sum(stats.reads.values()) == len(reads)
         lows = (0.0, *AGE_BUCKETS)

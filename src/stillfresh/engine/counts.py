@@ -15,6 +15,7 @@ from threading import Lock, Thread, current_thread, local
 from typing import Any, Final
 
 from stillfresh.bounded import BoundedDict
+from stillfresh.engine.entry import Entry
 from stillfresh.engine.model import HITS, Answer, Origin, Outcome
 from stillfresh.engine.rules import AGE_BUCKETS, LONGEST_COOLDOWN, age_bucket
 from stillfresh.engine.rules_objective import Objective
@@ -29,9 +30,7 @@ MOST_FAILING: Final = 1_000
 """Keys that are remembered as failing; beyond that the oldest are forgotten."""
 LONGEST_ERROR: Final = 500  # characters of an error in the counts
 SAMPLE: Final = 16
-"""Hits in memory, of which the first one's age counts for all. A power of two, for `SKIPPED`."""
-SKIPPED: Final = SAMPLE - 1
-"""`hits & SKIPPED` is 0 for a hit whose age counts."""
+"""Hits in memory, of which the first one's age counts for all."""
 COUNTERS: Final = (
     ("loads", "Calls of the loader."),
     ("loaded", "Keys asked of the loader."),
@@ -152,27 +151,45 @@ class CacheStats:
 class ReadCounts:
     """The reads that one thread answered. Only that thread writes to it."""
 
-    __slots__ = ("_age_sum", "_ages", "_bounds", "_last_age", "_last_bucket", "_reads", "hits")
+    __slots__ = (
+        "_age_sum",
+        "_ages",
+        "_bounds",
+        "_last_age",
+        "_last_bucket",
+        "_reads",
+        "_samples",
+        "unsampled",
+    )
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
-        self.hits = 0
-        """FRESH answers that memory gave alone. The hot paths add to it themselves."""
+        self.unsampled = 1
+        """How many hits until the next one whose age is looked at. A hit is a FRESH answer that
+        memory gave alone. The hot paths count it down themselves."""
+        self._samples = 0
         self._reads = {origin: dict.fromkeys(Verdict, 0) for origin in Origin}
         self._ages = [0] * (len(bounds) + 1)
         self._age_sum = 0.0
         self._last_age = 0.0
         self._last_bucket = 0
 
-    def hit(self, answer: Answer[Any], now: float) -> None:
-        """Count a FRESH answer that memory gave alone."""
-        hits = self.hits
-        self.hits = hits + 1
-        if not hits & SKIPPED:
-            self.sample(answer, now)
+    def hit(self, entry: Entry[Any, Any], answer: Answer[Any], now: float) -> None:
+        """Count a FRESH answer that memory gave alone. The hot paths have this written out."""
+        self.unsampled -= 1
+        if not self.unsampled or not entry.is_used:
+            self.look_at(entry, answer, now)
 
-    def sample(self, answer: Answer[Any], now: float) -> None:
-        """The age of this hit counts for it and for the fifteen that follow."""
+    def look_at(self, entry: Entry[Any, Any], answer: Answer[Any], now: float) -> None:
+        """Do what only some hits need: note that the entry is used, or look at its age.
+
+        The age counts for this hit and for the fifteen that follow.
+        """
+        entry.is_used = True
+        if self.unsampled:
+            return
+        self.unsampled = SAMPLE
+        self._samples += 1
         age = age_of(answer.fetched_at, now)
         bucket = age_bucket(age, self._bounds)
         self._ages[bucket] += SAMPLE
@@ -217,7 +234,7 @@ class ReadCounts:
     def reads(self) -> dict[Origin, dict[Verdict, int]]:
         """The reads by origin and verdict."""
         counts = {origin: dict(reads) for origin, reads in self._reads.items()}
-        counts[Origin.MEMORY][Verdict.FRESH] += self.hits
+        counts[Origin.MEMORY][Verdict.FRESH] += self._samples * SAMPLE - self._not_yet_hit()
         return counts
 
     def ages(self) -> list[int]:
@@ -231,7 +248,7 @@ class ReadCounts:
 
     def _not_yet_hit(self) -> int:
         """Hits that the last sample counts for, and that have not happened yet."""
-        return -self.hits % SAMPLE
+        return self.unsampled - 1
 
 
 class CountsOfThread(local):

@@ -8,7 +8,6 @@ from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from stillfresh.engine.calls import Call, Signature
-from stillfresh.engine.counts import SKIPPED
 from stillfresh.engine.entry import Entry
 from stillfresh.engine.face import Face
 from stillfresh.engine.model import Answer, Loaded
@@ -84,12 +83,10 @@ class Function(CachedFunction[P, V]):
             answer = entry.answer
             if now < entry.until and answer.found:
                 reads = self._reads
-                hits = reads.hits
-                reads.hits = hits + 1
-                if not hits & SKIPPED:
-                    reads.sample(answer, now)
-                if not entry.is_used:
-                    entry.is_used = True
+                unsampled = reads.unsampled - 1
+                reads.unsampled = unsampled
+                if not unsampled or not entry.is_used:
+                    reads.look_at(entry, answer, now)
                 return answer.value
         return found(await self.get(*args, **kwargs), args)
 

@@ -51,11 +51,10 @@ class Memo(Generic[K, V]):
         reads = self._reads
         for _, entry, _ in self._entries:
             if now < entry.until:
-                reads.hit(entry.answer, now)
+                reads.hit(entry, entry.answer, now)
             else:
-                reads.note(entry.answer, now)
-            if not entry.is_used:
                 entry.is_used = True
+                reads.note(entry.answer, now)
 
 
 def memo_of(face: "Face[K, V]", keys: Iterable[K]) -> tuple[Memo[K, V], list[Answer[V]]] | None:

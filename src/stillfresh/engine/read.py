@@ -260,8 +260,7 @@ class Reads(Generic[K, V]):
         memory = self._memory
         reads = memory.counts.on_loop
         if now < entry.until or memory.is_trusted(entry, now):
-            entry.is_used = True
-            reads.hit(entry.answer, now)
+            reads.hit(entry, entry.answer, now)
             return entry.answer
         answer = memory.old_answer(entry, now)
         if answer is not None:

@@ -12,7 +12,7 @@ from typing import Any, Generic, Never, NoReturn, TypeAlias, TypeVar, Unpack, ca
 
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine.counts import SKIPPED, ResourceStats
+from stillfresh.engine.counts import ResourceStats
 from stillfresh.engine.explain import Explanation
 from stillfresh.engine.face import Face
 from stillfresh.engine.keys import MAX_KEY, checked_text
@@ -145,12 +145,10 @@ class Resource(Face[K, V]):
             answer = entry.answer
             if now < entry.until and answer.found:
                 reads = self._reads
-                hits = reads.hits
-                reads.hits = hits + 1
-                if not hits & SKIPPED:
-                    reads.sample(answer, now)
-                if not entry.is_used:
-                    entry.is_used = True
+                unsampled = reads.unsampled - 1
+                reads.unsampled = unsampled
+                if not unsampled or not entry.is_used:
+                    reads.look_at(entry, answer, now)
                 return answer.value
             known = self.core.reads.from_entry(key, entry, now)
             if known is not None:
@@ -174,12 +172,10 @@ class Resource(Face[K, V]):
             if now < entry.until:
                 answer = entry.answer
                 reads = self._reads
-                hits = reads.hits
-                reads.hits = hits + 1
-                if not hits & SKIPPED:
-                    reads.sample(answer, now)
-                if not entry.is_used:
-                    entry.is_used = True
+                unsampled = reads.unsampled - 1
+                reads.unsampled = unsampled
+                if not unsampled or not entry.is_used:
+                    reads.look_at(entry, answer, now)
                 return answer
             known = self.core.reads.from_entry(key, entry, now)
             if known is not None:

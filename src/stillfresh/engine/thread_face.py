@@ -42,9 +42,7 @@ class ThreadFace(Face[K, V]):
             answer = entry.answer
             now = self._clock()
             if now < entry.until and entry.answer is answer:
-                self.thread_reads.counts.hit(answer, now)
-                if not entry.is_used:
-                    entry.is_used = True
+                self.thread_reads.counts.hit(entry, answer, now)
                 return answer
         return None
 

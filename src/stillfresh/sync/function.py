@@ -45,9 +45,11 @@ class SyncFunction(CachedFunction[P, V]):
         answer = entry.answer
         now = self._clock()
         if now < entry.until and entry.answer is answer and answer.found:
-            self._thread_reads.counts.hit(answer, now)
-            if not entry.is_used:
-                entry.is_used = True
+            reads = self._thread_reads.counts
+            unsampled = reads.unsampled - 1
+            reads.unsampled = unsampled
+            if not unsampled or not entry.is_used:
+                reads.look_at(entry, answer, now)
             return answer.value
         return self._resource(entry.key)
 

@@ -108,9 +108,11 @@ class SyncResource(ThreadFace[K, V]):
             answer = entry.answer
             now = self._clock()
             if now < entry.until and entry.answer is answer and answer.found:
-                self.thread_reads.counts.hit(answer, now)
-                if not entry.is_used:
-                    entry.is_used = True
+                reads = self.thread_reads.counts
+                unsampled = reads.unsampled - 1
+                reads.unsampled = unsampled
+                if not unsampled or not entry.is_used:
+                    reads.look_at(entry, answer, now)
                 return answer.value
             confirmed = self.confirmed(key)
             if confirmed is not None and confirmed.found:
