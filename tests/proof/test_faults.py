@@ -169,7 +169,8 @@ class TestT4ClockMoved:
             Verdict.FRESH,
             pytest.approx(clock(), rel=0, abs=0.001),
         )
-        assert loads == ["sku-0"] * 2
+        # The background refresh may be over before `refresh` asks: then that loads once more.
+        assert loads in (["sku-0"] * 2, ["sku-0"] * 3)
 
     @pytest.mark.parametrize("by", [3600, -3600])
     async def test_a_lease_from_before_the_clock_moved_is_over(self, url: str, by: float) -> None:
