@@ -68,8 +68,12 @@ class Room:
         return self.held <= self.largest
 
     def shrink(self) -> None:
-        """Start dropping on the running loop, unless that goes on already."""
-        if self._loop is not (loop := asyncio.get_running_loop()):
+        """Drop a slice now, and the rest on the running loop, unless that goes on already.
+
+        Callers may fill it faster than the loop has turns.
+        """
+        loop = asyncio.get_running_loop()
+        if self._free() and not self.is_enough and self._loop is not loop:
             self._loop = loop
             loop.call_soon(self._slice)
 

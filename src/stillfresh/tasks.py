@@ -10,8 +10,9 @@ import logging
 import sys
 from asyncio import futures, tasks
 from collections.abc import Coroutine
+from contextlib import suppress
 from contextvars import Context
-from typing import Any, Final, cast
+from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +50,13 @@ class Tasks:
 
     def begin(
         self, work: Coroutine[Any, Any, Any], context: Context, *, waits: bool = False
-    ) -> asyncio.Task[Any]:
+    ) -> "EagerTask":
         """Start a task that closing waits for. Its first step runs before this returns.
 
         It may have ended by then. `waits`: its first step runs in the next turn of the loop.
         """
         loop = asyncio.get_running_loop()
-        task = cast("asyncio.Task[Any]", EagerTask(work, loop, context, waits=waits))
+        task = EagerTask(work, loop, context, waits=waits)
         if not task.done():
             self._awaited.add(task)
             task.add_done_callback(self._awaited.discard)
@@ -109,7 +110,10 @@ class EagerTask(_BASE):  # type: ignore[misc]
         *,
         waits: bool = False,
     ) -> None:
-        self.cancelled_itself = False
+        self.is_protected = False
+        """True while it may not be cancelled: `cancel` then does nothing."""
+        self.is_ended_by_loop = False
+        """It was cancelled from outside the running loop, as `asyncio.run` does at its end."""
         if waits:
             super().__init__(work, loop=loop, context=context)
         elif HAS_EAGER_TASKS:
@@ -142,7 +146,10 @@ class EagerTask(_BASE):  # type: ignore[misc]
                 tasks._enter_task(loop, running)  # noqa: SLF001
 
     def cancel(self, msg: object = None) -> bool:
-        self.cancelled_itself |= tasks.current_task(self.get_loop()) is self
+        if self.is_protected:
+            return False
+        if asyncio._get_running_loop() is None:  # noqa: SLF001 (None, where others raise)
+            self.is_ended_by_loop = True
         return bool(super().cancel(msg))
 
 
@@ -152,8 +159,17 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def forget_cancellations(task: asyncio.Task[Any]) -> None:
-    """The task goes on, although it was cancelled."""
+def protect_current_task() -> None:
+    """This task, an `EagerTask`, may not be cancelled from now on."""
+    task = asyncio.current_task()
+    if isinstance(task, EagerTask):
+        task.is_protected = True
+
+
+async def forget_cancellations(task: asyncio.Task[Any]) -> None:
+    """This task, which was cancelled, goes on. A cancellation that is still to come, comes here."""
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
     while task.cancelling():
         task.uncancel()
 

@@ -3,7 +3,9 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -241,3 +243,147 @@ class TestE20ContextOfThreads:
         finally:
             REQUEST.reset(token)
         assert seen == [("stillfresh-loader", "nobody")] * 3
+
+
+class TestE39WhatEndsALoad:
+    """Only the loader may be cancelled, and what it does after that counts for nothing."""
+
+    @pytest.mark.parametrize("after", ["a value", "an error of its own", "nothing"])
+    async def test_a_loader_that_outlives_its_time_is_counted_once(
+        self, cache: Cache, clock: ManualClock, sleeper: Sleeper, after: str
+    ) -> None:
+        """E7, E12: the failure stays, and the place is free."""
+        ended = asyncio.Event()
+
+        @cache.batched("report", fresh_for=60, load_timeout=3, max_batch=1, concurrency=1)
+        async def report(years: list[int]) -> dict[int, int]:
+            if years == [1]:
+                return {1: 1}
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ended.set()
+                if after == "an error of its own":
+                    raise ValueError("mine") from None
+                if after == "nothing":
+                    raise
+            return dict.fromkeys(years, 666)
+
+        reading = asyncio.create_task(outcome(report.get(2026)))
+        while not reading.done():
+            await turns()
+            sleeper.wake()
+        failed = await reading
+        assert isinstance(failed, LoadFailed)
+        assert isinstance(failed.__cause__, TimeoutError)
+        await ended.wait()
+        await turns()
+        stats = await report.stats()
+        assert (stats.failed, stats.failing, stats.loading) == (1, 1, 0)
+        assert sum(stats.load_seconds.counts) == 1
+        assert isinstance(await outcome(report.get(2026)), LoadFailed)
+        assert (await report.get(1)).value == 1
+
+    async def test_a_cancellation_after_the_loader_does_not_cut_off_the_publication(
+        self, cache: Cache
+    ) -> None:
+        """E5: the copy is stored, and no lease is left."""
+
+        @cache.cached("report", fresh_for=60)
+        async def report(year: int) -> int:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_soon(task.cancel)
+            if year % 2:
+                task.cancel()
+            return year
+
+        assert [await report(year) for year in range(6)] == list(range(6))
+        await turns()
+        stats = (await cache.stats()).resources["report"]
+        assert (stats.failed, stats.loading) == (0, 0)
+        for year in range(6):
+            assert (await report.of(year).explain()).held_until is None
+
+    async def test_a_loader_that_somebody_cancels_has_failed(self, cache: Cache) -> None:
+        """E3, E7: it cools down like any failure."""
+
+        @cache.cached("report", fresh_for=60)
+        async def report(year: int) -> int:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await asyncio.Event().wait()
+            return year
+
+        failed = await outcome(report(2026))
+        assert isinstance(failed, LoadFailed)
+        assert "cancelled itself" in str(failed)
+        assert (await cache.stats()).resources["report"].failing == 1
+
+    async def test_a_value_that_is_made_after_closing_is_not_stored(
+        self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """E13: its callers were told that the cache was closed."""
+        async with cache_on(store, clock, sleeper) as cache:
+
+            @cache.cached("report", fresh_for=60)
+            async def report(year: int) -> int:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+                return year
+
+            reading = asyncio.create_task(outcome(report(2026)))
+            await turns()
+        assert isinstance(await reading, LoadFailed)
+        assert store.count("publish") == 0
+
+    async def test_a_stale_reader_does_not_wait_for_the_first_step_of_the_refresh(
+        self, clock: ManualClock
+    ) -> None:
+        """E2: it is served at once, whatever the loader does before it waits."""
+        calls: list[int] = []
+        async with Cache("memory://", clock=clock) as cache:
+
+            @cache.cached("report", fresh_for=60, stale_for=60)
+            async def report(year: int) -> int:
+                calls.append(year)
+                return year
+
+            await report(2026)
+            clock.advance(61)
+            assert await report(2026) == 2026
+            assert calls == [2026]
+            await turns()
+            assert calls == [2026, 2026]
+
+    @pytest.mark.parametrize("deep", [20, 200])
+    async def test_loads_inside_loads_need_no_deep_stack(self, cache: Cache, deep: int) -> None:
+        """Neither in the cache nor past it (E22)."""
+
+        @cache.cached("depth", fresh_for=60, concurrency=1)
+        async def depth(left: int) -> int:
+            return 0 if left == 0 else 1 + await depth(left - 1)
+
+        assert await depth(deep) == deep
+        with cache.bypassed():
+            assert await depth(deep) == deep
+
+    async def test_many_loads_in_one_turn_leave_the_loop_turns(self) -> None:
+        """E41: a hundred begin, then others run."""
+        begun: list[int] = []
+        between: list[int] = []
+        async with Cache("memory://") as cache:
+
+            @cache.cached("report", fresh_for=60)
+            async def report(year: int) -> int:
+                begun.append(year)
+                return year
+
+            async def others() -> None:
+                while len(begun) < 1_000:
+                    between.append(len(begun))
+                    await asyncio.sleep(0)
+
+            await asyncio.gather(others(), *(report(year) for year in range(1_000)))
+        assert max(later - earlier for earlier, later in pairwise(between)) <= 100

@@ -1,5 +1,6 @@
 """E20: which thread runs a load, and what the others see of it."""
 
+import _thread
 import asyncio
 import signal
 import sys
@@ -472,3 +473,22 @@ class TestE12ThreadsCount:
                 thread.join()
         stats = cache.stats().resources["price"]
         assert stats.reads[Verdict.FRESH] == sum(stats.ages) == 1 + 5 * 8 * 100
+
+    def test_counts_of_threads_that_have_ended_are_added_up(
+        self, cache: SyncCache, prices: SyncPrices
+    ) -> None:
+        """E28: also of threads that Python's `threading` does not know, as a server's may be."""
+        prices("a")
+        for _ in range(200):
+            ended = threading.Lock()
+            ended.acquire()
+
+            def read_once(ended: threading.Lock = ended) -> None:
+                prices("a")
+                ended.release()
+
+            _thread.start_new_thread(read_once, ())
+            ended.acquire()
+        counts = cache.on_loop.cores["price"].memory.counts
+        assert len(counts._threads) < 20
+        assert cache.stats().resources["price"].reads[Verdict.FRESH] == 201

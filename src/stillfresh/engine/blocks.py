@@ -91,7 +91,8 @@ async def read_past(
         runtime.abandon()
         raise
     second.close()
-    await runtime.end(runtime.grace)
+    runtime.cancel()  # a loader that ignores its time limit may still run
+    await runtime.threads.end(runtime.grace)
     waiter.not_stored = dict.fromkeys(keys, RefreshEnd.UNSTORED)
     return outcomes
 

@@ -64,7 +64,7 @@ class Core(Generic[K, V]):
         self.runtime: Runtime | None = None
         """What the open cache shares; None while it is closed."""
         self.faces: list[Face[K, V]] = []
-        self._is_apart = False  # True for a resource that exists for one read inside `bypassed()`
+        self.is_apart = False  # True for a resource that exists for one read inside `bypassed()`
         self.loads: Loads[K, V]
         self.watcher: Watcher[K, V] = Watcher(self, memory.now)
         self.renewals: Renewals[K, V] = Renewals(self)
@@ -138,7 +138,7 @@ class Core(Generic[K, V]):
 
     def is_bypassed(self) -> bool:
         """True if the code that asks runs inside `bypassed()`."""
-        return not self._is_apart and self.owner.blocks > 0 and is_past(self.owner)
+        return not self.is_apart and self.owner.blocks > 0 and is_past(self.owner)
 
     def apart(self, runtime: Runtime) -> "Core[K, V]":
         """A second resource with the same declaration, open, with a memory of its own.
@@ -148,14 +148,14 @@ class Core(Generic[K, V]):
         memory: Memory[K, V] = Memory(self.spec, self.memory.now, private=True)
         memory.counts = self.memory.counts
         other = Core(self.spec, self.owner, memory, text=self.names.text, key=self.names.key)
-        other._is_apart = True
+        other.is_apart = True
         other.open(runtime)
         return other
 
     @property
     def recording(self) -> "RecordingBlock | None":
         """The open recording, if any."""
-        return None if self._is_apart else self.owner.recording_to
+        return None if self.is_apart else self.owner.recording_to
 
     # Invalidating and deleting.
 

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from threading import Lock, Thread, current_thread, local
+from threading import Lock, local
 from typing import Any, Final
+from weakref import ref
 
 from stillfresh.bounded import BoundedDict
 from stillfresh.engine.entry import Entry
@@ -251,11 +252,18 @@ class ReadCounts:
         return self.unsampled - 1
 
 
+class ThreadLife:
+    """Ends with its thread, whatever started that: only a thread-local refers to it."""
+
+    __slots__ = ("__weakref__",)
+
+
 class CountsOfThread(local):
     """The `ReadCounts` of the thread that asks."""
 
     def __init__(self, counts: "Counts") -> None:
-        self.counts = counts.new_thread()
+        self._life = ThreadLife()
+        self.counts = counts.new_thread(self._life)
 
 
 class Counts:
@@ -268,7 +276,7 @@ class Counts:
         self.on_loop = ReadCounts(self.bounds)
         """The reads of the event loop's thread."""
         self._ended_threads = ReadCounts(self.bounds)
-        self._threads: list[tuple[Thread, ReadCounts]] = []
+        self._threads: list[tuple[ref[ThreadLife], ReadCounts]] = []
         self._lock = Lock()  # of the two above
         self.loads = self.loaded = self.largest_batch = self.failed = self.absent = self.puts = 0
         self.coalesced = self.superseded = self.leases_won = self.leases_denied = 0
@@ -279,17 +287,17 @@ class Counts:
         self.failing: BoundedDict[str, Failure] = BoundedDict(MOST_FAILING)
         """Ids whose last load failed, for statistics only: the store decides about cooldowns."""
 
-    def new_thread(self) -> ReadCounts:
+    def new_thread(self, life: ThreadLife) -> ReadCounts:
         """The counts of another thread than the loop's. Threads that have ended are added up."""
         counts = ReadCounts(self.bounds)
         with self._lock:
-            running: list[tuple[Thread, ReadCounts]] = []
-            for thread, reads in self._threads:
-                if thread.is_alive():
-                    running.append((thread, reads))
+            running: list[tuple[ref[ThreadLife], ReadCounts]] = []
+            for other, reads in self._threads:
+                if other() is not None:
+                    running.append((other, reads))
                 else:
                     self._ended_threads.add(reads)
-            running.append((current_thread(), counts))
+            running.append((ref(life), counts))
             self._threads = running
         return counts
 

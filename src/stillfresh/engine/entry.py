@@ -3,7 +3,8 @@
 A cache holds many entries, so the garbage collector does not look at them (`gc=False`). That is
 safe only because an entry never leads to a task or a traceback: those could lead back to it, and
 nothing would free the circle. So what is under way for a key is its `Work`, in a dict of its own,
-and an error is kept as the `Failure` that the store has, not as an exception.
+and an error is kept as the `Failure` that the store has, not as an exception. A value that leads
+back to its cache (only an own `codec=` can make one) keeps both until the cache is closed.
 
 A hit reads three fields and writes none, but for `is_used` after each round of the eviction: to
 write to a struct costs more than to read it.

@@ -45,7 +45,7 @@ from stillfresh.engine.work import NOT_SENT, Waiter, Work
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Failure, Held, Lease, Newer, Record
-from stillfresh.tasks import hide_from_run, show_to_run
+from stillfresh.tasks import EagerTask, hide_from_run, protect_current_task, show_to_run
 
 if TYPE_CHECKING:
     from stillfresh.engine.loads import Loads
@@ -71,6 +71,7 @@ class Load(Generic[K, V]):
         "_runtime",
         "_spec",
         "_watcher",
+        "called_at",
         "guard",
         "interruption",
         "is_over",
@@ -100,10 +101,11 @@ class Load(Generic[K, V]):
         self.leases: dict[str, Lease] = {}
         self.sent = NOT_SENT  # the fence's number when its copies were sent to the store
         self.span: Span | None = None  # for hooks
-        self.task: asyncio.Task[None] | None = None
+        self.task: EagerTask | None = None
         """Its task, if it did not end in its first step."""
         self.is_over = False  # it took too long, and whatever its loader still does is ignored
         self.is_stopped = False  # the cache closes
+        self.called_at = NEVER  # when the loader was called
         self.interruption: BaseException | None = None
         """What the loader raised to end the program: KeyboardInterrupt, SystemExit."""
         self.waiting_for: dict[Waiter[Any, Any], list[tuple[Loads[Any, Any], Any]]] = {}
@@ -140,6 +142,7 @@ class Load(Generic[K, V]):
         It raises only what the loader raised to end the program.
         """
         kind = self._spec.kind
+        protect_current_task()
         try:
             with load_span(self._runtime.hooks, kind, self):
                 if self._loads.has_puts:
@@ -163,7 +166,7 @@ class Load(Generic[K, V]):
         if self.interruption is not None:
             raise self.interruption
 
-    def has_waited(self, task: asyncio.Task[None]) -> None:
+    def has_waited(self, task: EagerTask) -> None:
         """It did not end in its first step."""
         self.task = task
         if self.state is LOADING:
@@ -171,7 +174,7 @@ class Load(Generic[K, V]):
         else:
             hide_from_run(task)
 
-    def guard_loader(self, task: asyncio.Task[None]) -> None:
+    def guard_loader(self, task: EagerTask) -> None:
         """The loader waits: from now on it may be cancelled, and must be guarded."""
         show_to_run(task)
         self.guard = LoadGuard(self._loader, self)
@@ -188,7 +191,9 @@ class Load(Generic[K, V]):
         self.is_over = True
         if self.task is not None:
             self.task.cancel()
-        await self._publish(self._loader.timed_out(self.works))
+        results = self._loader.timed_out(self.works)
+        self._record(results)
+        await self._publish(results)
         self._loads.finish(self)
 
     def stop(self, parting: float) -> None:
@@ -203,6 +208,7 @@ class Load(Generic[K, V]):
 
     def _stop_asking(self) -> None:
         if self.task is not None and self.state is ASKING:
+            self.task.is_protected = False
             self.task.cancel()
 
     def _fail(self, why: str) -> None:
@@ -241,8 +247,9 @@ class Load(Generic[K, V]):
             self.works = []
             return
         counts = self._memory.counts
-        counts.leases_won += len(leases)
-        counts.leases_denied += len(grants) - len(leases)
+        if not self._loads.core.is_apart:
+            counts.leases_won += len(leases)
+            counts.leases_denied += len(grants) - len(leases)
         mine: list[Work[K, V]] = []
         held: list[Work[K, V]] = []
         for work in self.works:
@@ -387,7 +394,7 @@ class Load(Generic[K, V]):
 
     async def _call_loader(self) -> dict[str, LoadResult[V]]:
         """The result of each key. If the cache closes meanwhile, release the leases."""
-        began = self._runtime.clock()
+        self.called_at = self._runtime.clock()
         try:
             results = await self._loader.results(self, self.leases)
         except (asyncio.CancelledError, Exception):
@@ -396,10 +403,13 @@ class Load(Generic[K, V]):
             if not self.is_over:
                 await self._loader.release(list(leases.values()), {})
             raise
+        self._record(results)
+        return results
+
+    def _record(self, results: dict[str, LoadResult[V]]) -> None:
         recording = self._loads.core.recording
         if recording is not None:
-            recording.loaded(self._spec, results, began)
-        return results
+            recording.loaded(self._spec, results, self.called_at)
 
     # 3. The publication.
 

@@ -145,6 +145,8 @@ class Loader(Generic[K, V]):
         counts.largest_batch = max(counts.largest_batch, len(works))
         began = ticks()
         values = await self._call(load)
+        if load.is_over or load.is_stopped:  # whatever the loader made of its cancellation
+            raise asyncio.CancelledError
         seconds = ticks() - began
         counts.load_seconds.note(seconds)
         if load.span is not None:
@@ -246,6 +248,8 @@ class Loader(Generic[K, V]):
         keys = [work.key for work in load.works]
         kind = self.spec.kind
         error: BaseException
+        task = cast("EagerTask", asyncio.current_task())
+        task.is_protected = False
         if load.task is not None:
             load.guard_loader(load.task)
         # Only while the loader runs: what a store starts in its steps may outlive the load.
@@ -254,25 +258,23 @@ class Loader(Generic[K, V]):
             value = await self._work(load, keys)
             return rules.results_of(kind, keys, value)
         except asyncio.CancelledError:
-            task = cast("EagerTask", asyncio.current_task())
-            if load.is_over or load.is_stopped or not self._is_loaders_own(task):
+            if load.is_over or load.is_stopped or task.is_ended_by_loop:
                 raise
-            forget_cancellations(task)
             error = LoadFailed(f"{kind}: the loader cancelled itself")
         except Exception as exc:  # noqa: BLE001 (a loader may raise anything)
             error = exc
-        except BaseException as exc:  # noqa: BLE001 (raised again when the leases are released)
-            load.interruption = exc
+        except (KeyboardInterrupt, SystemExit) as exc:
+            load.interruption = exc  # raised again when the leases are released
+            error = exc
+        except BaseException as exc:  # noqa: BLE001 (GeneratorExit, or somebody's own)
             error = exc
         finally:
             CURRENT.reset(token)
             load.end_guard()
+            if task.cancelling() and not (load.is_over or load.is_stopped or task.is_ended_by_loop):
+                await forget_cancellations(task)  # the loader's own: the load goes on
+            task.is_protected = True
         return dict.fromkeys(keys, error)
-
-    @staticmethod
-    def _is_loaders_own(task: EagerTask) -> bool:
-        """True if the loader raised CancelledError by itself, or cancelled its own task."""
-        return task.cancelled_itself or not task.cancelling()
 
     def timed_out(self, works: list[Work[K, V]]) -> dict[str, LoadResult[V]]:
         """The results of a load that took too long."""
@@ -319,11 +321,14 @@ class LoadGuard:
         self._loader = loader
         self._load = load
         self._task: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._next_turn = loader.runtime.loop.call_soon(self._wait_turns, UNGUARDED_TURNS)
 
     def end(self) -> None:
         """The loader has ended."""
         self._next_turn.cancel()
+        if self._renewing is not None:
+            self._renewing.cancel()
         if self._task is not None and not self._load.is_over:
             self._task.cancel()
 
@@ -344,5 +349,10 @@ class LoadGuard:
             left -= interval
             leases = list(self._load.leases.values())
             if leases and left > 0:
-                await self._loader.renew(leases)
+                self._renew(leases)
         await self._load.end_late()
+
+    def _renew(self, leases: list[Lease]) -> None:
+        """Renew, unless the last request still runs. A slow store does not stop the clock."""
+        if self._renewing is None or self._renewing.done():
+            self._renewing = self._loader.runtime.child(self._loader.renew(leases), Context())

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from threading import local
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.engine.load import Load
@@ -21,6 +22,7 @@ from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.work import CURRENT, Waiter, Work
 from stillfresh.errors import LoadFailed, NotOpen
 from stillfresh.stores.contract import Copy, Lease, Record
+from stillfresh.tasks import EagerTask
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
@@ -30,9 +32,19 @@ V = TypeVar("V")
 
 MAX_BEHIND: Final = 10_000  # background refreshes that may queue
 MOST_STARTS: Final = 100  # loads that begin until the loop must have a turn
+MOST_SECONDS: Final = 0.004  # that their first steps may take together
 MOST_NESTED: Final = 8  # loads inside loads that begin on one stack; deeper ones get a turn
 PARTING: Final = 1.0  # seconds, within `grace`, that closing waits for a lease request to end
 FORGET_EVERY: Final = 60.0  # seconds between two looks for exceptions that are kept for too long
+
+
+class Stack(local):
+    """Loads whose first step runs now, in this thread: a loader may read, and begin another."""
+
+    starts = 0
+
+
+STACK: Final = Stack()
 
 
 class Loads(Generic[K, V]):
@@ -53,9 +65,10 @@ class Loads(Generic[K, V]):
         self.is_closed = False
         self._is_flush_planned = False
         self._is_starting = False  # loads are being started, up the stack
-        self._starts = 0  # since the last turn that was given to others
+        self._starts = 0  # loads that began since the loop was last given a turn
+        self._seconds = 0.0  # and how long their first steps took
         self._storing: dict[str, asyncio.Future[None]] = {}  # puts on their way, by id
-        self._running: dict[Load[K, V], asyncio.Task[Any]] = {}
+        self._running: dict[Load[K, V], EagerTask] = {}
         self._followers: set[asyncio.Task[Any]] = set()
         if runtime is not None:
             self.loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
@@ -168,10 +181,15 @@ class Loads(Generic[K, V]):
 
         Loads of one key need not wait for others: they begin now, inside the reader's call.
         """
-        if self.spec.max_batch == 1 and self._starts < MOST_STARTS:
+        if self.spec.max_batch == 1 and self._may_start:
             self._flush()
         else:
             self.flush_soon()
+
+    @property
+    def _may_start(self) -> bool:
+        """False if the loop must have a turn first."""
+        return self._starts < MOST_STARTS and self._seconds < MOST_SECONDS
 
     def flush_soon(self) -> None:
         """Start queued loads when this turn of the loop is over."""
@@ -182,6 +200,7 @@ class Loads(Generic[K, V]):
     def _flush_planned(self) -> None:
         self._is_flush_planned = False
         self._starts = 0
+        self._seconds = 0.0
         self._flush()
 
     def _flush(self) -> None:
@@ -194,7 +213,7 @@ class Loads(Generic[K, V]):
             return
         self._is_starting = True
         try:
-            while self._starts < MOST_STARTS:
+            while self._may_start:
                 load = self._next_load()
                 if load is None:
                     return
@@ -207,12 +226,14 @@ class Loads(Generic[K, V]):
         """Run the first step of the load, here and now."""
         runtime = self.runtime
         self._starts += 1
-        waits = runtime.starts_on_stack >= MOST_NESTED
-        runtime.starts_on_stack += 1
+        waits = STACK.starts >= MOST_NESTED
+        STACK.starts += 1
+        began = runtime.loop.time()
         try:
             task = runtime.begin(load.run(), runtime.load_context(), waits=waits)
         finally:
-            runtime.starts_on_stack -= 1
+            STACK.starts -= 1
+            self._seconds += runtime.loop.time() - began
         if not task.done():
             self._running[load] = task
             load.has_waited(task)
@@ -320,7 +341,8 @@ class Loads(Generic[K, V]):
             async with asyncio.timeout(within):
                 while self._is_busy:
                     await asyncio.sleep(0)
-                    tasks = [*self._running.values(), *self._followers]
+                    tasks: list[asyncio.Future[Any]] = [*self._running.values()]
+                    tasks += self._followers
                     if tasks:
                         await asyncio.wait(tasks)
         return not self._is_busy

@@ -460,6 +460,8 @@ class Memory(Generic[K, V]):
         entry.size = size
         if room.held > room.most:
             room.shrink()
+            if entry.copy is None:  # it was dropped itself
+                return None
         return entry
 
     def retag(self, key: K, generation: str, late: tuple[str, ...]) -> None:

@@ -211,6 +211,7 @@ class Reads(Generic[K, V]):
             loads.join_missing(texts, waiter)
             loads.begin()
             return
+        is_waiting = False
         for key, id_ in texts.items():
             record = records.get(id_, NOTHING)
             if record.copy is None:
@@ -218,8 +219,12 @@ class Reads(Generic[K, V]):
             if key in waiter.outcomes:
                 loads.want(key, id_, record, waiter, leased=key in waiter.unstored)
             else:
+                is_waiting = True
                 loads.join(key, id_, record, waiter, forced=forced)
-        loads.begin()
+        if is_waiting:
+            loads.begin()
+        else:
+            loads.flush_soon()  # a refresh in the background does not hold up its reader
 
     def _drop_deleted(self, keys: Iterable[K]) -> None:
         """Drop keys from memory whose copy was deleted from the store."""

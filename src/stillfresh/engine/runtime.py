@@ -58,8 +58,6 @@ class Runtime(Tasks):
         self.grace = grace  # seconds for its tasks to end when the cache closes
         self.load_context = load_context
         """Makes the context of a load. It is empty, as the load may outlive its callers."""
-        self.starts_on_stack = 0
-        """Loads whose first step runs now: a loader may read, which begins the next load."""
         self.threads = LoaderThreads()
         self.news = None
 
