@@ -72,6 +72,12 @@ def a_put_does_not_ask_about_its_tags(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fence, "was_tag_invalidated", lambda *_: False)
 
 
+@put_mutant(Promise.LATE, "of_adds")
+def an_add_that_was_refused_is_stored_when_the_copy_is_old(patch: pytest.MonkeyPatch) -> None:
+    """A duplicate of it arrives, and by its age alone the copy no longer forbids it."""
+    patch.setattr(fence, "may_be_refused_already", lambda *_: False)
+
+
 @put_mutant(Promise.LATE, "of_puts_without_replicas")
 def stamps_are_kept_for_the_next_server(patch: pytest.MonkeyPatch) -> None:
     """The replica does not have the newest ones, and gives the same numbers again."""

@@ -61,6 +61,7 @@ EVERYTHING: Chances = {
 }
 OF_VERSIONS: Chances = {"put_version": 8, "put": 1, "invalidate": 2, "load": 1, "read": 2}
 OF_COUNTERS: Chances = {"increment": 8, "add": 3, "touch": 3, "put": 1, "delete": 1, "read": 1}
+OF_ADDS: Chances = {"add": 8, "put": 1, "touch": 1, "read": 1}
 OF_TAGS: Chances = {"put": 6, "invalidate_tag": 6, "invalidate": 1, "delete": 1, "load": 1}
 OF_LATE_MESSAGES: Chances = {
     "put": 5,
@@ -344,6 +345,11 @@ async def of_versions(world: World) -> None:
 async def of_counters(world: World) -> None:
     """E35: one key; `incr`, `add` and `touch` as conditions of a put."""
     launch_writers(world, OF_COUNTERS, one_server, keys=KEYS[:1])
+
+
+async def of_adds(world: World) -> None:
+    """E35, S8: many keys, so that an `add` which was refused often comes again undisturbed."""
+    launch_writers(world, OF_ADDS, one_server, keys=MANY_KEYS, calls=50)
 
 
 async def of_puts_on_a_file(world: World) -> None:

@@ -22,6 +22,7 @@ from tests.simulation.engine_scenarios import (
 from tests.simulation.feed_scenarios import of_a_feed
 from tests.simulation.page_scenarios import of_pages
 from tests.simulation.put_scenarios import (
+    of_adds,
     of_counters,
     of_late_puts,
     of_put_steps,
@@ -59,6 +60,7 @@ SCENARIOS: dict[str, Scenario] = {
         of_tagged_puts,
         of_versions,
         of_counters,
+        of_adds,
         of_puts_on_a_file,
         of_puts_over_a_cluster,
         of_puts_without_replicas,

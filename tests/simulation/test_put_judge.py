@@ -99,6 +99,22 @@ class TestT2LatePuts:
         with breaks(Promise.LATE):
             store(changes, call, Put(copy("g1")), copy("g2"))
 
+    @pytest.mark.parametrize("then", [None, PutOutcome.STORED])
+    def test_a_put_that_was_refused_never_acts(
+        self, changes: ChangeJudge, then: PutOutcome | None
+    ) -> None:
+        """Although nothing has happened since. But an update that was refused may be put again."""
+        put_and_end(changes, "g1")
+        call = changes.begin(2, "put")
+        changes.settled(call, KEY, b"", PutResult(PutOutcome.REFUSED))
+        if then is not None:
+            store(changes, call, Put(copy("g2")), copy("g1"))
+            changes.settled(call, KEY, b"", PutResult(then))
+            return
+        changes.end(call, acknowledged=True)
+        with breaks(Promise.LATE):
+            store(changes, call, Put(copy("g2")), copy("g1"))
+
     @pytest.mark.parametrize("is_visible", [True, False])
     def test_an_invalidation_does_not_void_a_put_that_began_after_its_end(
         self, changes: ChangeJudge, *, is_visible: bool
@@ -240,6 +256,42 @@ class TestS8Fence:
         assert fence.was_tag_invalidated(self.bucket, ("us", "eu"), 8)
         assert not fence.was_tag_invalidated(self.bucket, ("us", "eu"), 9)
         assert not fence.was_tag_invalidated(self.bucket, ("us",), 0)
+
+    @pytest.mark.parametrize(
+        ("took", "now", "expected"),
+        [
+            (0, 60, False),
+            (1, 60, True),
+            (1, 59, False),
+            (100, 59, False),
+            (2, 61, True),
+            (1, 61, False),
+            (1e9, 1_000, True),
+        ],
+    )
+    def test_an_add_is_late_if_the_copy_was_live_when_it_was_sent_and_is_not_now(
+        self, took: float, now: float, *, expected: bool
+    ) -> None:
+        """It may have been refused. While the copy is live, it is refused in any case."""
+        add = Put(copy("g2"), when=When.NO_LIVE_COPY)
+        assert fence.may_be_refused_already(add, copy("g1"), took, NOW + now) is expected
+        for when in (When.ALWAYS, When.LIVE_COPY, When.UNCHANGED):
+            other = replace(add, when=when)
+            assert not fence.may_be_refused_already(other, copy("g1"), took, NOW + now)
+
+    @pytest.mark.parametrize(
+        "stored",
+        [
+            None,
+            copy("g1", value=None),
+            copy("g1", mark=Mark.SOFT),
+            copy("g1", policy=Policy(0, 60)),
+            copy("g1", fetched_at=NOW + 3_600),
+        ],
+    )
+    def test_what_was_never_live_has_refused_no_add(self, stored: Copy | None) -> None:
+        add = Put(copy("g2"), when=When.NO_LIVE_COPY)
+        assert not fence.may_be_refused_already(add, stored, 100, NOW + 60)
 
     def test_the_last_four_generations_are_remembered(self) -> None:
         head = None

@@ -255,6 +255,34 @@ class TestS8LatePuts:
             await arrive(postgres, proxy)
             assert await shown(other) == b"new"
 
+    @pytest.mark.parametrize("knows_time", [True, False])
+    async def test_an_add_that_was_refused_is_never_stored(
+        self,
+        store: PostgresStore,
+        other: Store,
+        url: str,
+        proxy: FlakyProxy,
+        postgres: PostgresServer,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        knows_time: bool,
+    ) -> None:
+        """S8: it arrives a second time when the copy that has refused it is old."""
+        await put_value(other, b"theirs")
+        await store.read(KIND, ["a"])
+        with monkeypatch.context() as patch:
+            if not knows_time:
+                patch.setattr(store, "_good_until", lambda: 0.0)
+            late = new_put(store, b"late", when=When.NO_LIVE_COPY)
+            await give_up(proxy, store.put(KIND, {"a": late}), b"put")
+        ends = f"fetched_at = extract(epoch FROM clock_timestamp()) - {LONG.fresh_for}"
+        await arrive(postgres, proxy)
+        postgres.execute(f"UPDATE {schema_of(url)}.entry SET {ends}")
+        await arrive(postgres, proxy)
+        assert await shown(other) == b"theirs"
+        add = new_put(other, b"next", when=When.NO_LIVE_COPY)
+        assert (await put(other, add)).outcome is STORED
+
     async def test_a_cancelled_put_that_waited_for_a_lock_undoes_nothing(
         self, url: str, postgres: PostgresServer, other: Store
     ) -> None:

@@ -30,6 +30,7 @@ from stillfresh.stores.contract import (
     When,
 )
 from stillfresh.stores.redis import RedisStore
+from stillfresh.stores.redis.heard import HeardStamps
 from stillfresh.stores.redis.layout import (
     COPY,
     FIELDS,
@@ -676,6 +677,35 @@ class TestS8LatePuts:
         await other.delete(KIND, ["a"])
         await late()
         assert await copy_in(other) is None
+
+    @pytest.mark.parametrize("knows_time", [True, False])
+    async def test_an_add_that_was_refused_is_never_stored(
+        self,
+        store: RedisStore,
+        other: RedisStore,
+        proxy: FlakyProxy,
+        raw: "Redis",
+        prefix: str,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        knows_time: bool,
+    ) -> None:
+        """It was sent twice, and the second refused. The first arrives when the copy is old."""
+        await put(other, value=b"theirs")
+        await store.read(KIND, ["a"])
+        if not knows_time:
+            monkeypatch.setattr(HeardStamps, "_good_until", lambda _: 0.0)
+        proxy.lose("late", to=b"EVALSHA", times=1)
+        late = new_put(store, b"late", when=When.NO_LIVE_COPY)
+        assert await attempt(store, late) is REFUSED
+        monkeypatch.undo()
+        assert len(proxy.held) == 1
+        just_over = pack(">d", time.time() - POLICY.fresh_for)
+        await raw.setrange(key_of(prefix), 6, just_over)
+        expected = await copy_in(other)
+        await proxy.deliver()
+        assert await copy_in(other) == expected
+        assert await put(store, value=b"next", when=When.NO_LIVE_COPY) is STORED
 
     async def test_a_cancelled_put_does_nothing_to_what_came_after_it(
         self, store: RedisStore, other: RedisStore, proxy: FlakyProxy

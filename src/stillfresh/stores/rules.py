@@ -48,6 +48,17 @@ def is_live(copy: Copy | None, now: float) -> bool:
     return is_fresh(copy.fetched_at, copy.policy.fresh_for, now)
 
 
+def has_ended_since(copy: Copy | None, since: float, now: float) -> bool:
+    """True for a value that was live at some time after `since`, and by its age no longer is.
+
+    It may have refused a put of NO_LIVE_COPY that was sent then, and has just arrived again.
+    """
+    if copy is None or copy.value is None or copy.mark is not Mark.NONE:
+        return False
+    fresh_for = copy.policy.fresh_for
+    return fresh_for > 0 and since < copy.fetched_at + fresh_for <= now
+
+
 def put_refusal(put: Put, stored: Copy | None, now: float) -> PutResult | None:
     """Why a put may not replace the stored copy; None if it may."""
     if not _holds(put, stored, now):

@@ -108,6 +108,7 @@ TEXTS: Final = {
     "replaced": REPLACED,
     "short_id": f"rpad(left(g.generation, {SHORT_ID}), {SHORT_ID})",
     "trace": TRACE,
+    "good_for": GOOD_FOR,
     "no_live_copy": When.NO_LIVE_COPY.value,
     "live_copy": When.LIVE_COPY.value,
     "unchanged": When.UNCHANGED.value,

@@ -18,7 +18,8 @@
 -- a stamp is safe and costs a round trip; one of another life, or one that was never given out, is none.
 -- For this a row outlives what it says: a deletion, and an invalidation of nothing, leave an empty
 -- row with their stamp, which `evict` drops after a while. A put without a row is done only until
--- `in_good_until`, which is sooner than that.
+-- `in_good_until`, which is sooner than that. A copy also changes by its age: a put on the condition
+-- that there is no live copy must be sent after the copy's end, or the copy may have refused it before.
 --
 -- An invalidation by tag and a publication or put with the tag come one after the other, by a
 -- lock of that tag, which is taken before those of rows. Tags share locks: a server has room for few.
@@ -300,6 +301,9 @@ BEGIN
                 WHEN NOT is_there AND t > in_good_until THEN 'again'
                 WHEN is_there AND e.changed > in_as_of AND e.changed <= {schema}.last_stamp()
                     THEN 'again'
+                WHEN g.when_ = {no_live_copy} AND has_copy AND NOT e.is_absent AND e.mark = 0
+                    AND e.fresh_for > 0 AND e.fetched_at + e.fresh_for <= t
+                    AND e.fetched_at + e.fresh_for > in_good_until - {good_for} THEN 'again'
                 WHEN g.is_unread AND NOT has_copy THEN 'refused'
                 WHEN g.when_ = {no_live_copy} AND is_live THEN 'refused'
                 WHEN g.when_ = {live_copy} AND NOT is_live THEN 'refused'

@@ -22,7 +22,7 @@ from typing import Final
 
 from stillfresh.freshness import LONGEST_LEASE, MAX_SKEW
 from stillfresh.stores.contract import When
-from stillfresh.stores.redis.heard import FENCE, ReadCommand, StampedCommand
+from stillfresh.stores.redis.heard import FENCE, GOOD_FOR, ReadCommand, StampedCommand
 from stillfresh.stores.redis.layout import (
     ABSENT,
     ASKER,
@@ -172,7 +172,9 @@ GENERATION: Final = f"{GENERATION_AT + 1}, {GENERATION_AT + NAME}"
 # 2. Is this put late? AGAIN if the entry has changed after `as_of`, or may have.
 # 3. Was one of its tags invalidated after `as_of`? AGAIN, too.
 # 4. Find what a read would see of the stored copy: damaged copies and lost tags.
-# 5. May it replace what is there? By its condition (REFUSED), and by its version (KEPT, MIXED).
+# 5. May it replace what is there? By its condition (REFUSED), and by its version (KEPT, MIXED). A
+#    put of NO_LIVE_COPY that was sent while the copy was live is late (AGAIN): its sender may have
+#    been told REFUSED, and what is told stays true.
 # 6. Store it, add it to the sets of its tags, remove it from those it no longer has, announce it.
 #
 # STAMPS and TAGS define Lua functions. They stand inside the branches that call them, because to
@@ -337,12 +339,15 @@ if when > 0 or is_unread == 1 then
   else
     local is_live = false
     if copy == 1 and mark == 0 then
-      local now = tonumber(ARGV[3])
+      local now, fetched_at, fresh_for = tonumber(ARGV[3]), struct.unpack('>dd', found, 7)
       if not now then
         local time = redis.call('TIME')
         now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+        local ends, sent = fetched_at + fresh_for, good_until / 1000000 - {GOOD_FOR}
+        if when == {When.NO_LIVE_COPY.value} and fresh_for > 0 and sent < ends and ends <= now then
+          return {{AGAIN, as_of, now * 1000000}} -- the copy may have refused it, and is old by now
+        end
       end
-      local fetched_at, fresh_for = struct.unpack('>dd', found, 7)
       local age = now - fetched_at
       is_live = age >= -{MAX_SKEW} and math.max(age, 0) < fresh_for
     end

@@ -4,8 +4,9 @@ A call of a caller begins, acts in the store, perhaps more than once, and ends: 
 given up. Its messages may still be on their way then. The judge knows nothing of stamps. It looks
 at the copies before and after each step of the store, and checks for each act:
 
-- A call that was acknowledged and has acted acts no more. One that was given up, or refused, acts
-  only if nothing else has happened to the entry since it ended.
+- A call that was acknowledged and has acted acts no more. One that was given up acts only if
+  nothing else has happened to the entry since it ended. One that was refused never acts; except a
+  `touch` of a copy from the future, which is not live yet and has the same value afterwards.
 - A put that is acknowledged as stored has acted; if it acted twice, more than four other changes
   came between, or a deletion. Its condition held when it acted.
 - No smaller version replaces a greater one, and only a deletion or a load takes a version away.
@@ -68,6 +69,8 @@ class ChangeJudge:
         self._position = 0
         self._acts: defaultdict[Key, list[Act]] = defaultdict(list)
         self._open: dict[ChangeCall, None] = {}
+        self._refused: set[tuple[ChangeCall, Key]] = set()
+        """Puts whose callers were told that a condition does not hold."""
         self._lost_at = -1
         """When acknowledged changes were last lost, as they may be without replicas."""
 
@@ -94,6 +97,8 @@ class ChangeJudge:
     ) -> None:
         """A put was stored. `now`: the store's clock in that step."""
         self._check_time(call, key, "put", (put.tags or ()) + (put.late or ()))
+        if put.when is not When.LIVE_COPY:
+            self._check_refused(call, key)
         if before is not None:  # without a copy it was deleted or evicted, and is not remembered
             self._check_once(call, key)
         self._check_condition(put, key, before, after, now)
@@ -133,7 +138,8 @@ class ChangeJudge:
             self._act(key, "loss", None, b"")
 
     def settled(self, call: ChangeCall, key: Key, given: bytes, result: PutResult) -> None:
-        """The caller of a put was told this."""
+        """The caller of a put was told this. An update may be told more than once."""
+        self._refused.discard((call, key))
         if call.is_lost or self._lost_at > call.began:
             return
         acts = self._acts[key]
@@ -141,6 +147,8 @@ class ChangeJudge:
             case PutOutcome.STORED | PutOutcome.REPLACED:
                 if not self._has_acted(call, key):
                     self._break(Promise.STORED, key, f"{call} is acknowledged and was not stored")
+            case PutOutcome.REFUSED:
+                self._refused.add((call, key))
             case PutOutcome.KEPT:
                 before = [act for act in acts if act.position < call.began][-1:]
                 during = [act for act in acts if act.position > call.began]
@@ -180,6 +188,11 @@ class ChangeJudge:
                 self._break(
                     Promise.LATE, key, f"{call} was given up, and its {what} acts after {by}"
                 )
+
+    def _check_refused(self, call: ChangeCall, key: Key) -> None:
+        is_over = call.is_acknowledged and self._lost_at < call.began
+        if is_over and (call, key) in self._refused:
+            self._break(Promise.LATE, key, f"{call} was refused, and its put acts")
 
     def _has_acted(self, call: ChangeCall, key: Key) -> bool:
         return any(act.call is call for act in self._acts[key])

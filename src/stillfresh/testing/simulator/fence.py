@@ -8,6 +8,9 @@ Where there is no entry, there is no stamp to compare with. So a deletion leaves
 minute, and a put without an entry must be younger than that (`good_until`), and sent after the
 counter began.
 
+An entry also changes by its age: a copy that has refused an `add` is fresh no longer. So an `add`
+that was sent while the copy was fresh may have been refused already, and must be sent again.
+
 This is what Redis decides in Lua and PostgreSQL in SQL. Pure: numbers in, a decision out.
 """
 
@@ -16,7 +19,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from stillfresh.stores.contract import PutOutcome
+from stillfresh.stores.contract import Copy, Put, PutOutcome, When
+from stillfresh.stores.rules import has_ended_since
 
 REPLACED_IDS: Final = 4
 """Generations that an entry remembers after they were replaced."""
@@ -79,6 +83,14 @@ def is_forgotten(
     if head is not None:
         return False
     return as_of < bucket.birth or sent.good_until < now
+
+
+def may_be_refused_already(put: Put, stored: Copy | None, took: float, now: float) -> bool:
+    """Return True if the put's condition holds by now, and did not when it was sent.
+
+    `took`: seconds for which it was on its way, or more. `now`: by the clock that judges copies.
+    """
+    return put.when is When.NO_LIVE_COPY and has_ended_since(stored, now - took, now)
 
 
 def was_tag_invalidated(bucket: Bucket, tags: Iterable[str], as_of: int) -> bool:

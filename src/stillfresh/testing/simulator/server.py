@@ -72,7 +72,7 @@ class FencedServer:
         head = self._head(key)
         stored = self.copy(key)
         generation = None if stored is None else stored.generation
-        is_late = self._is_late_put(bucket, head, put, sent)
+        is_late = self._is_late_put(bucket, head, put, stored, sent)
         outcome = fence.put_outcome(put.copy.generation, generation, head, is_late=is_late)
         if outcome is not None:
             version = b"" if stored is None else stored.version
@@ -84,17 +84,25 @@ class FencedServer:
         return result
 
     def _is_late_put(
-        self, bucket: str, head: StampedEntry | None, put: Put, sent: Sent | None
+        self,
+        bucket: str,
+        head: StampedEntry | None,
+        put: Put,
+        stored: Copy | None,
+        sent: Sent | None,
     ) -> bool:
         if sent is None:
             return False
         as_of = sent.as_of.get(bucket, 0)
         known = self._born(bucket)
         tags = (put.tags or ()) + (put.late or ())
+        took = self._clock() - (sent.good_until - fence.GOOD_FOR)
+        now = self._store._clock()  # noqa: SLF001 (a part of this server)
         return (
             fence.has_changed(head, as_of)
             or fence.is_forgotten(head, known, as_of, sent, self._clock())
             or fence.was_tag_invalidated(known, tags, as_of)
+            or fence.may_be_refused_already(put, stored, took, now)
         )
 
     def invalidate(self, bucket: str, key: Key, sent: Sent | None, *, soft: bool) -> bool:
