@@ -515,6 +515,31 @@ class TestS13Puts:
 
         self.played(scenario)
 
+    @pytest.mark.parametrize("seed", range(6))
+    def test_a_node_that_failed_does_not_answer_a_paused_process(self, seed: int) -> None:
+        """S9: its replica did not have the put. Both answers would be there when it goes on."""
+
+        async def scenario(world: World) -> None:
+            process = world.process()
+            store = nodes.ClusterWire(process)
+
+            async def app() -> None:
+                world.longest_lag = 0.0
+                await settled(store, "a", put_of(store, b"first"))
+                world.longest_lag = 10.0
+                await settled(store, "a", put_of(store, b"second"))
+                copy = world.store.read_now("price", ["a"])["a"].copy
+                assert copy is not None
+                assert copy.value == b"second"
+
+            process.start(app())
+            await asyncio.sleep(0.2)
+            process.pause(20)
+            world.fail_over(nodes.first_node("a"))
+            world.longest_lag = 0.0
+
+        simulate(scenario, seed=seed, faults=Faults.none())
+
 
 async def settled(store: Store, id_: str, put: Put) -> PutOutcome:
     """Put until the store does not answer AGAIN."""

@@ -178,6 +178,7 @@ class ClusterWire(StoreWire):
                 server.restore(key[1], key, fence_snapshot)
                 ledger.restore(key, ledger_snapshot, waits=self.waits)
             if answer is not None:
+                self._unsent.add(answer)  # its process may be paused, and would find both
                 self._settle(0.0, answer, NoAnswer("the node failed before it answered"))
 
         return undo

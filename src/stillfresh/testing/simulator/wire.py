@@ -33,6 +33,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
+from weakref import WeakSet
 
 from msgspec import MsgspecError, msgpack, structs
 
@@ -214,6 +215,8 @@ class StoreWire(WrappedStore):
         self._server = process.world.server
         self._links: dict[int | None, ServerLife] = {}
         """The open connections, by node."""
+        self._unsent: WeakSet[asyncio.Future[Any]] = WeakSet()
+        """Answers that a node no longer gives: it failed before its replica had the step."""
 
     def capabilities(self) -> Capabilities:
         """It is in no process, whatever the store inside says."""
@@ -727,7 +730,8 @@ class StoreWire(WrappedStore):
         """Schedule the answer, in the name of the process that waits for it."""
 
         def settle() -> None:
-            if answer.done():
+            is_unsent = answer in self._unsent and not isinstance(result, NoAnswer)
+            if answer.done() or is_unsent:
                 return
             on_answer()
             if isinstance(result, StoreError):
