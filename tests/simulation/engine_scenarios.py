@@ -3,11 +3,16 @@
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from stillfresh import Cache, Loaded, LoadFailed, NotOpen, RetryAfter, StoreError, Verdict
 from stillfresh.engine import Resource
 from stillfresh.testing import Blow, Observed, Process, Promise, Version, World
 from stillfresh.testing.simulator.faults import Strike
+from stillfresh.testing.simulator.process import GRACE
+from stillfresh.testing.simulator.wire import StoreRequest, StoreWire
+
+T = TypeVar("T")
 
 KEYS = ("a", "b", "c")
 SHOPS = {"eu": ("eu-1", "eu-2"), "us": ("us-1",)}
@@ -453,6 +458,104 @@ async def by_tags(world: World, *, late: bool = False) -> None:
 async def by_late_tags(world: World) -> None:
     """I26: the same for tags that only the load can tell."""
     await by_tags(world, late=True)
+
+
+class SlowAnswers(StoreWire):
+    """Its steps are done at once. Answers to reads and publications may come late, or not at all.
+
+    Nor does a request for a lease always arrive: then its sender loads without one.
+    """
+
+    async def _attempt(self, request: StoreRequest[T]) -> T:
+        if request.step in {"acquire", "read"} and self._world.dice.random() < 0.25:
+            raise StoreError("the store does not answer")
+        return await super()._attempt(request)
+
+    def _arrive(self, after: float, *arrived: Any) -> None:
+        request, ids, answer, *delay = arrived
+        slow = {"publish": (0.2, 1.0, 3.0), "read": (0.0, 0.0, 0.3, 1.0)}.get(request.step, (0.0,))
+        super()._arrive(after, request, ids, answer, sum(delay) + self._world.dice.choice(slow))
+
+
+async def on_slow_answers(world: World) -> None:
+    """E6: keys change, one by one, by tag and all at once, during reads, loads and publications.
+
+    A load without a lease is void because of the change in its process, and of nothing else.
+    """
+    warm = [f"w{number}" for number in range(5)]
+    cold = [f"c{number}" for number in range(25)]
+
+    async def app(process: Process) -> None:
+        store = SlowAnswers(process)
+        cache = Cache(store, clock=process.clock, dice=process.dice.random, grace=GRACE)
+        process.at_close(cache.close)
+        memory_for = world.dice.choice([0.0, 5.0])
+
+        @cache.batched(
+            "price",
+            fresh_for=60,
+            max_batch=1,
+            concurrency=len(warm + cold),
+            memory_for=memory_for,
+            tags=lambda key: [f"shop:{key}"],
+        )
+        async def price(ids: list[str]) -> dict[str, Version | Exception]:
+            return await process.load("price", ids)
+
+        resource = process.observe("price", price, lag=memory_for)
+
+        async def read(key: str, *pauses: float) -> None:
+            await asyncio.sleep(world.dice.choice(pauses))
+            await resource.get(key)
+
+        async def change_tag(key: str) -> None:
+            await asyncio.sleep(world.dice.uniform(0, 0.5))
+            world.change("price", key)
+            async with process.invalidating("price", [key]):
+                await cache.invalidate_tag(f"shop:{key}")
+
+        async def change_all() -> None:
+            world.change("price", *warm, *cold)
+            async with process.invalidating("price", warm + cold):
+                await (cache.invalidate_all() if world.dice.random() < 0.5 else price.clear())
+
+        async def visit_cold(key: str) -> None:
+            """The store knows nothing of the key when its tag is invalidated."""
+            await asyncio.sleep(world.dice.uniform(0, 10))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(read(key, 0))
+                group.create_task(change_tag(key))
+                for _ in range(3):
+                    group.create_task(read(key, 0.3, 0.6, 1.0, 3.0))
+
+        async def visit_warm(key: str) -> None:
+            for _ in world.steps(9):
+                await asyncio.sleep(world.dice.choice([0, 0.1, 0.5, 2.0]))
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(3):
+                        group.create_task(read(key, 0, 0.05, 0.3, 1.0))
+                    if world.dice.random() < 0.6:
+                        group.create_task(resource.change(key))
+
+        async def shake() -> None:
+            for _ in world.steps(6):
+                await asyncio.sleep(world.dice.uniform(0.5, 5))
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(change_all())
+                    for key in warm:
+                        group.create_task(read(key, 0.01, 0.03, 0.06))
+                async with asyncio.TaskGroup() as group:
+                    for key in warm:
+                        group.create_task(read(key, 0))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(shake())
+            for key in warm:
+                group.create_task(visit_warm(key))
+            for key in [key for key in cold if world.dice.random() < 0.5]:
+                group.create_task(visit_cold(key))
+
+    world.launch(app, 2)
 
 
 async def inside_another(world: World) -> None:

@@ -1,7 +1,8 @@
 """Deliberate bugs, each of which breaks a promise of T2: what the simulator is shown to catch."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from stillfresh.engine import loads, memory, store_reads
 from stillfresh.engine import rules as engine_rules
 from stillfresh.engine.changes import KeyChanges
-from stillfresh.engine.fence import Fence
+from stillfresh.engine.fence import Fence, FenceClock, Start
 from stillfresh.engine.lane import Lane
 from stillfresh.engine.load import Load
 from stillfresh.engine.load_states import ENDINGS, Told
@@ -21,6 +22,7 @@ from stillfresh.engine.news import News, Notices
 from stillfresh.engine.threads import Job
 from stillfresh.engine.watcher import Watcher
 from stillfresh.engine.work import Work
+from stillfresh.errors import unconfirmed
 from stillfresh.gateway.live import Connection
 from stillfresh.stores import contract
 from stillfresh.stores.contract import Lease
@@ -89,7 +91,7 @@ def who_comes_late_is_given_the_overtaken_value(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Work, "join", join)
 
 
-@mutant(Promise.FRESH, "cut_off")
+@mutant(Promise.FRESH, "on_slow_answers")
 def the_fence_does_not_note_invalidations(patch: pytest.MonkeyPatch) -> None:
     """E6: a load that has no lease does not learn that its key was invalidated."""
     patch.setattr(Fence, "void", lambda *_: None)
@@ -112,7 +114,19 @@ def the_fence_does_not_advance_when_a_load_begins(patch: pytest.MonkeyPatch) -> 
     patch.setattr(Load, "_begin", begin)
 
 
-@mutant(Promise.FRESH, "over_a_network")
+@mutant(Promise.FRESH, "on_slow_answers")
+def the_fence_does_not_note_tags(patch: pytest.MonkeyPatch) -> None:
+    """E6, E8: a load that has no lease does not learn that its tag was invalidated."""
+    patch.setattr(FenceClock, "void_tag", lambda *_: None)
+
+
+@mutant(Promise.FRESH, "on_slow_answers")
+def the_fence_does_not_note_that_all_was_invalidated(patch: pytest.MonkeyPatch) -> None:
+    """E6: a read that began before the end of the invalidation fills memory after it."""
+    patch.setattr(Fence, "void_all", lambda *_: None)
+
+
+@mutant(Promise.FRESH, "on_slow_answers")
 def the_fence_does_not_advance_when_a_copy_is_sent(patch: pytest.MonkeyPatch) -> None:
     """E6: a caller that joins during the publication may know of a later change."""
     in_time = {
@@ -122,6 +136,25 @@ def the_fence_does_not_advance_when_a_copy_is_sent(patch: pytest.MonkeyPatch) ->
     }
     for how, rule in in_time.items():
         patch.setitem(ENDINGS, how, rule)
+
+
+@mutant(Promise.FRESH, "on_slow_answers")
+def the_fence_is_not_asked_after_a_read(patch: pytest.MonkeyPatch) -> None:
+    """E6: a read that began before the end of a change fills memory after it."""
+    patch.setattr(Start, "changed", lambda *_: set())
+
+
+@mutant(Promise.FRESH, "on_slow_answers")
+def the_fence_does_not_note_the_end_of_a_change(patch: pytest.MonkeyPatch) -> None:
+    """E6: a read that began during the change, before the store's step, is kept."""
+
+    @contextmanager
+    def overtaking(self: Any, keys: Any, *, voids: bool = True) -> Iterator[Any]:
+        self.overtake(keys, voids=voids)
+        with self.step(keys) as step, unconfirmed():
+            yield step
+
+    patch.setattr(KeyChanges, "overtaking", overtaking)
 
 
 @mutant(Promise.FRESH, "cut_off")

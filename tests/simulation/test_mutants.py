@@ -6,6 +6,8 @@ from stillfresh.testing import Promise, SimulationFailed, simulate
 from tests.simulation.mutants import MUTANTS, Mutant
 
 SEEDS = 80
+SEEDS_OF_THE_FENCE = 20
+"""One step of the engine's fence is left out: a scenario is made for it, and finds it sooner."""
 SLOW = {
     "a_load_inside_a_load_takes_a_place",
     "a_watcher_sleeps_on_after_a_load_landed",
@@ -14,10 +16,10 @@ SLOW = {
 """Found only after many seeds. Another mutant breaks the same promise sooner."""
 
 
-def caught(mutant: Mutant) -> list[str]:
+def caught(mutant: Mutant, seeds: int) -> list[str]:
     """The promises that were seen to be broken, until it is the one that was meant."""
     seen: list[str] = []
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         try:
             simulate(mutant.scenario, seed=seed, shrink=False)
         except SimulationFailed as failed:
@@ -36,10 +38,11 @@ class TestT2Mutants:
     def test_the_simulator_catches_each_mutant(
         self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Within a few seeds, and for what it is."""
+        """E6: within a few seeds, and for what it is."""
         mutant = MUTANTS[name]
         mutant.patch(monkeypatch)
-        assert mutant.promise in caught(mutant)
+        seeds = SEEDS_OF_THE_FENCE if name.startswith("the_fence_") else SEEDS
+        assert mutant.promise in caught(mutant, seeds)
 
 
 def test_t2_every_promise_has_a_mutant() -> None:
