@@ -280,7 +280,7 @@ class TestE23Room:
         asyncio.run(run())
 
     async def test_room_is_made_slice_by_slice(self) -> None:
-        """The first slice goes at once, the rest turn by turn; when nothing may go, nothing spins."""
+        """The first slice goes at once, the rest turn by turn; if nothing may go, nothing spins."""
         freed = list[int]()
 
         def free() -> bool:
