@@ -110,8 +110,6 @@ class EagerTask(_BASE):  # type: ignore[misc]
         *,
         waits: bool = False,
     ) -> None:
-        self.is_protected = False
-        """True while it may not be cancelled: `cancel` then does nothing."""
         self.is_ended_by_loop = False
         """It was cancelled from outside the running loop, as `asyncio.run` does at its end."""
         if waits:
@@ -146,8 +144,6 @@ class EagerTask(_BASE):  # type: ignore[misc]
                 tasks._enter_task(loop, running)  # noqa: SLF001
 
     def cancel(self, msg: object = None) -> bool:
-        if self.is_protected:
-            return False
         if asyncio._get_running_loop() is None:  # noqa: SLF001 (None, where others raise)
             self.is_ended_by_loop = True
         return bool(super().cancel(msg))
@@ -157,13 +153,6 @@ def is_cancelled() -> bool:
     """True if this task was cancelled; False if something that it awaits cancelled itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def protect_current_task() -> None:
-    """This task, an `EagerTask`, may not be cancelled from now on."""
-    task = asyncio.current_task()
-    if isinstance(task, EagerTask):
-        task.is_protected = True
 
 
 async def forget_cancellations(task: asyncio.Task[Any]) -> None:

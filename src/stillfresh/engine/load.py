@@ -24,7 +24,7 @@ nobody is promised more than the store could confirm.
 import asyncio
 import logging
 from collections.abc import Container, Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from stillfresh.engine import rules
 from stillfresh.engine.entry import NEVER
@@ -44,8 +44,8 @@ from stillfresh.engine.spans import load_span, noted
 from stillfresh.engine.work import NOT_SENT, Waiter, Work
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
-from stillfresh.stores.contract import Copy, Failure, Held, Lease, Newer, Record
-from stillfresh.tasks import EagerTask, hide_from_run, protect_current_task, show_to_run
+from stillfresh.stores.contract import Copy, Failure, Held, LateTags, Lease, Newer, Record
+from stillfresh.tasks import EagerTask, forget_cancellations, hide_from_run, show_to_run
 
 if TYPE_CHECKING:
     from stillfresh.engine.loads import Loads
@@ -142,7 +142,6 @@ class Load(Generic[K, V]):
         It raises only what the loader raised to end the program.
         """
         kind = self._spec.kind
-        protect_current_task()
         try:
             with load_span(self._runtime.hooks, kind, self):
                 if self._loads.has_puts:
@@ -196,6 +195,10 @@ class Load(Generic[K, V]):
         await self._publish(results)
         self._loads.finish(self)
 
+    def is_ended(self, task: EagerTask) -> bool:
+        """True if a cancellation of its task ends it: its time, the cache or the loop is over."""
+        return self.is_over or self.is_stopped or task.is_ended_by_loop
+
     def stop(self, parting: float) -> None:
         """The cache closes. Cancel the loader; a request for leases gets so many seconds to end."""
         if self.task is None or self.is_over:
@@ -208,7 +211,6 @@ class Load(Generic[K, V]):
 
     def _stop_asking(self) -> None:
         if self.task is not None and self.state is ASKING:
-            self.task.is_protected = False
             self.task.cancel()
 
     def _fail(self, why: str) -> None:
@@ -429,7 +431,7 @@ class Load(Generic[K, V]):
                 if result.tags is not None:
                     late[id_] = result.tags
         since = self._runtime.clock()
-        superseded = await self._loader.publish(copies, late)
+        superseded = await self._send(copies, late)
         answered_for: Container[str] = copies if superseded is not None else ()
         if superseded is None or len(copies) < len(leases):
             failures = {
@@ -439,6 +441,23 @@ class Load(Generic[K, V]):
             # Begins the cooldown of each failed key, for all processes.
             await self._loader.release(without_copy, failures)
         self._end(self.works, results, answered_for, superseded or (), since)
+
+    async def _send(
+        self, copies: dict[str, tuple[Lease, Copy]], late: LateTags
+    ) -> Container[str] | None:
+        """Publish, and return the superseded ids; None if the store did not answer.
+
+        The loader may have left something that cancels its task, which is this one. That does not
+        end the load: the values count as not stored, and the leases are released.
+        """
+        try:
+            return await self._loader.publish(copies, late)
+        except asyncio.CancelledError:
+            task = cast("EagerTask", asyncio.current_task())
+            if self.is_ended(task):
+                raise
+            await forget_cancellations(task)
+            return None
 
     # 4. The callers.
 

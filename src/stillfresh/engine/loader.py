@@ -249,7 +249,6 @@ class Loader(Generic[K, V]):
         kind = self.spec.kind
         error: BaseException
         task = cast("EagerTask", asyncio.current_task())
-        task.is_protected = False
         if load.task is not None:
             load.guard_loader(load.task)
         # Only while the loader runs: what a store starts in its steps may outlive the load.
@@ -258,7 +257,7 @@ class Loader(Generic[K, V]):
             value = await self._work(load, keys)
             return rules.results_of(kind, keys, value)
         except asyncio.CancelledError:
-            if load.is_over or load.is_stopped or task.is_ended_by_loop:
+            if load.is_ended(task):
                 raise
             error = LoadFailed(f"{kind}: the loader cancelled itself")
         except Exception as exc:  # noqa: BLE001 (a loader may raise anything)
@@ -271,9 +270,8 @@ class Loader(Generic[K, V]):
         finally:
             CURRENT.reset(token)
             load.end_guard()
-            if task.cancelling() and not (load.is_over or load.is_stopped or task.is_ended_by_loop):
+            if task.cancelling() and not load.is_ended(task):
                 await forget_cancellations(task)  # the loader's own: the load goes on
-            task.is_protected = True
         return dict.fromkeys(keys, error)
 
     def timed_out(self, works: list[Work[K, V]]) -> dict[str, LoadResult[V]]:
