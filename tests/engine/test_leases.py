@@ -81,6 +81,27 @@ class TestE5Lease:
         assert (seen(answer), answer.origin) == ((1, FRESH), Origin.ANOTHER)
         assert upstream.calls == [["a"]]
 
+    @pytest.mark.parametrize("max_batch", [1, 100])
+    async def test_all_callers_of_one_turn_get_the_newer_copy(
+        self,
+        here: Cache,
+        theirs: Prices,
+        upstream: Upstream,
+        store: SteppedStore,
+        max_batch: int,
+    ) -> None:
+        """None of them asked after the load began, so none needs a load of its own."""
+        prices = declare(here, upstream, max_batch=max_batch)
+
+        async def read_at_once() -> list[Answer[Price]]:
+            return await asyncio.gather(*(prices.get("a") for _ in range(4)))
+
+        late = await store.holding("acquire", read_at_once())
+        await theirs("a")
+        store.let_go("acquire")
+        assert {answer.origin for answer in await late} == {Origin.ANOTHER}
+        assert upstream.calls == [["a"]]
+
     async def test_a_waiting_process_polls_with_growing_jittered_pauses(
         self, clock: ManualClock, store: SteppedStore, upstream: Upstream
     ) -> None:

@@ -65,6 +65,7 @@ class Loads(Generic[K, V]):
         self.is_closed = False
         self._is_flush_planned = False
         self._is_starting = False  # loads are being started, up the stack
+        self._begins_at_once = runtime is not None and runtime.can.process is not None
         self._starts = 0  # loads that began since the loop was last given a turn
         self._seconds = 0.0  # and how long their first steps took
         self._storing: dict[str, asyncio.Future[None]] = {}  # puts on their way, by id
@@ -179,9 +180,12 @@ class Loads(Generic[K, V]):
     def begin(self) -> None:
         """Keys have joined. Those of one turn of the loop go into one batch, when it is over.
 
-        Loads of one key need not wait for others: they begin now, inside the reader's call.
+        Loads of one key need not wait for others: they begin now, inside the reader's call. But not
+        on a store that other processes use. There the load may find another process's copy, which
+        is given only to callers that asked before the load began; so all callers of this turn
+        shall have asked by then.
         """
-        if self.spec.max_batch == 1 and self._may_start:
+        if self._begins_at_once and self.spec.max_batch == 1 and self._may_start:
             self._flush()
         else:
             self.flush_soon()
