@@ -4,8 +4,8 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
-# Many tests wait for a server, a browser or a process: one worker more than there are cores.
-WORKERS := $(shell expr $$(nproc) + 1)
+# Many tests wait for a server, a browser or a process: two workers more than there are cores.
+WORKERS := $(shell expr $$(nproc) + 2)
 BEGAN := $(shell date +%s)
 # Tests start hundreds of processes, which would each compile all that they import.
 unexport PYTHONDONTWRITEBYTECODE
