@@ -1,11 +1,14 @@
 """A load is a task of its own (E3, E39), however its first step is run."""
 
 import asyncio
+import gc
+import json
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -387,3 +390,87 @@ class TestE39WhatEndsALoad:
 
             await asyncio.gather(others(), *(report(year) for year in range(1_000)))
         assert max(later - earlier for earlier, later in pairwise(between)) <= 100
+
+    async def test_a_read_past_the_cache_does_not_wait_for_a_loader_that_ignores_its_time(
+        self, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """E22: it is told of the time-out, while the loader still runs."""
+        go_on = asyncio.Event()
+        async with Cache("memory://", clock=clock, sleep=sleeper, grace=60) as cache:
+
+            @cache.cached("report", fresh_for=60, load_timeout=3)
+            async def report(year: int) -> int:
+                while not go_on.is_set():
+                    with suppress(asyncio.CancelledError):
+                        await go_on.wait()
+                return year
+
+            with cache.bypassed():
+                reading = asyncio.create_task(outcome(report(2026)))
+                for _ in range(100):
+                    await turns()
+                    sleeper.wake()
+                assert reading.done()
+            assert isinstance(await reading, LoadFailed)
+            go_on.set()
+            await turns()
+            assert (await cache.stats()).resources["report"].leases_won == 0
+
+    async def test_an_exception_that_is_no_error_fails_the_load_and_is_not_left_unseen(
+        self, cache: Cache, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """E25: a GeneratorExit is what the loader made of its work, not an end of the program."""
+
+        @cache.cached("report", fresh_for=60)
+        async def report(year: int) -> int:
+            raise GeneratorExit(year)
+
+        failed = await outcome(report(2026))
+        assert isinstance(failed, LoadFailed)
+        assert isinstance(failed.__cause__, GeneratorExit)
+        del failed
+        await turns()
+        gc.collect()
+        assert "never retrieved" not in caplog.text
+
+    async def test_a_renewal_that_hangs_does_not_stop_the_clock_of_a_load(
+        self, store: SteppedStore, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """E3: the load ends at its time, whatever the store does."""
+        async with cache_on(store, clock, sleeper) as cache:
+
+            @cache.cached("report", fresh_for=60, load_timeout=30, lease_for=6)
+            async def report(year: int) -> int:
+                await asyncio.Event().wait()
+                return year
+
+            store.hold("renew")
+            reading = asyncio.create_task(outcome(report(2026)))
+            for _ in range(60):
+                await turns()
+                sleeper.wake()
+            assert reading.done()
+            failed = await reading
+            assert isinstance(failed, LoadFailed)
+            assert isinstance(failed.__cause__, TimeoutError)
+            store.let_go("renew")
+
+    async def test_a_load_that_took_too_long_is_recorded_as_failed(
+        self, clock: ManualClock, sleeper: Sleeper, tmp_path: Path
+    ) -> None:
+        """So that a replay does not take it for no load at all."""
+        async with Cache("memory://", clock=clock, sleep=sleeper) as cache:
+
+            @cache.batched("report", fresh_for=60, load_timeout=3)
+            async def report(years: list[int]) -> dict[int, int]:
+                await asyncio.Event().wait()
+                return dict.fromkeys(years, 1)
+
+            async with cache.recording(tmp_path / "recording.jsonl"):
+                reading = asyncio.create_task(outcome(report.get(2026)))
+                while not reading.done():
+                    await turns()
+                    sleeper.wake()
+        lines = (tmp_path / "recording.jsonl").read_text().splitlines()
+        loads = [json.loads(line) for line in lines if line.startswith('["load"')]
+        assert [len(load[7]) for load in loads] == [1]
