@@ -9,10 +9,10 @@
 3. Publish the values, and release the leases of keys that failed.
 4. Tell the callers, and keep the values in memory.
 
-A load is a task of its own, whose first step runs inside the call of the reader that begins it: a
-load that waits for nothing is over when that call goes on. It awaits only the store and the loader,
-through `Loader`. Closing the cache cancels it only while its loader runs; a step of the store that
-has begun is never cut off.
+A load is a task of its own, whose first step runs at once: a load that waits for nothing is over
+when `Loads` has started it. It asks the store and the loader through `Loader`. Closing the cache
+cancels it only while its loader runs. A request to the store that has begun goes on to its end; a
+request for leases gets one more second.
 
 Whatever was changed in this process since the load began is asked of the fence when a key ends, in
 one place for each way to end. `load_states.py` has the table of what each end means.

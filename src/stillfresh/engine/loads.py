@@ -2,7 +2,8 @@
 
 A read that needs a key joins its `Work`, or makes one at the end of the queue. When the turn of the
 event loop is over, the queue is cut into batches, and each becomes a `Load` (`load.py`), as far as
-`concurrency` allows. A load that a loader waits for takes no place of its own: the outer load may
+`concurrency` allows. On `memory://` a load of one key does not wait for that: `begin` says why. A
+load that a loader waits for takes no place of its own: the outer load may
 hold the only one. When the load of a key ends, callers for whom the result is not new enough are
 queued again before anybody is told.
 """

@@ -50,19 +50,20 @@ class Reads(Generic[K, V]):
     async def answer(self, key: K, max_age: float = FOR_EVER) -> Outcome[V]:
         """The outcome of one key: what `answers` does, with a short way for a cold one.
 
-        If neither memory nor a store that is read inline has anything of the key, it is loaded.
+        If neither memory nor a store in this process has anything of the key, it is loaded. Other
+        stores go the general way, which would read a row that is there a second time.
         """
         waiter: Waiter[K, V] = Waiter(max_age=max_age)
         core = self._core
         runtime = core.runtime
-        is_short = (
-            runtime is not None
-            and runtime.can.inline is not None
-            and key not in self._memory.entries
-            and not self._owner.blocks  # of `bypassed()` or `recording()`
-            and runtime.loop is asyncio.get_running_loop()
-        )
-        if not is_short or runtime is None or runtime.can.inline is None:
+        if (
+            runtime is None
+            or runtime.can.process is None
+            or runtime.can.inline is None
+            or key in self._memory.entries
+            or self._owner.blocks  # of `bypassed()` or `recording()`
+            or runtime.loop is not asyncio.get_running_loop()
+        ):
             return (await self.answers([key], waiter))[key]
         id_ = self._names.text(key)
         try:

@@ -1,6 +1,6 @@
 """The public objects of a cache: `Resource` for batched loaders, and handles of entries.
 
-The hit is written out twice, in `get` and in the call: one lookup, one clock reading, one addition.
+The hit is written out twice, in `get` and in the call: one lookup, one clock reading, one count.
 Everything else is in `core.py`.
 """
 
