@@ -1,10 +1,11 @@
 """What keeps memory and the turns of the event loop bounded.
 
-A dict with a limit, room for a number of bytes, an index from tags to keys, a rate of messages,
-and long work in slices.
+A dict with a limit, room for a number of bytes, a line of many objects, an index from tags to keys,
+a rate of messages, and long work in slices.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, Generic, Self, TypeVar
@@ -14,6 +15,8 @@ V = TypeVar("V")
 
 SLICE: Final = 1_000
 """Items in one turn of the loop, at 1 to 10 µs each."""
+CHUNK: Final = 256
+"""Objects in one tuple of a `Line`."""
 BESIDE: Final = 500
 """Bytes that a key, its times and its place take besides the value, about."""
 
@@ -83,6 +86,40 @@ class Room:
             loop.call_soon(self._slice)
         else:
             self._loop = None
+
+
+class Line(Generic[V]):
+    """Objects in a row: they join at the end, and leave at the front.
+
+    For very many objects that the garbage collector does not track. It would walk through a deque
+    of them at each full collection. A tuple of them it looks at once, and no longer tracks.
+    """
+
+    def __init__(self) -> None:
+        self._front: list[V] = []  # the first of them comes last
+        self._middle: deque[tuple[V, ...]] = deque()  # each of `CHUNK`
+        self._back: list[V] = []
+
+    def __len__(self) -> int:
+        return len(self._front) + CHUNK * len(self._middle) + len(self._back)
+
+    def append(self, value: V) -> None:
+        back = self._back
+        back.append(value)
+        if len(back) == CHUNK:
+            self._middle.append(tuple(back))
+            self._back = []
+
+    def popleft(self) -> V:
+        """Take the first one out. IndexError if there is none."""
+        if not self._front:
+            if self._middle:
+                self._front = list(self._middle.popleft())
+            else:
+                self._front = self._back
+                self._back = []
+            self._front.reverse()
+        return self._front.pop()
 
 
 class TagIndex(Generic[K]):

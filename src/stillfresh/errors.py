@@ -38,7 +38,7 @@ class MissingExtra(ConfigError, ModuleNotFoundError):
 
 
 class NotOpen(StillfreshError):
-    """Something was used that is closed or was never opened."""
+    """A cache, a store or a watch was used that is closed or was never opened."""
 
 
 class StoreError(StillfreshError):
@@ -69,11 +69,48 @@ class LoadFailed(StillfreshError):
     was tried for this call. In the past: the cooldown is over, and no load has succeeded yet."""
 
 
+class LoadTimeout(LoadFailed):
+    """The load took longer than the caller's `patience`. It goes on, and is stored.
+
+    It is no failure of the load: no cooldown begins.
+    """
+
+
 class BadValue(ConfigError, LoadFailed):
     """A loader's value cannot be stored: not of the annotated type, or unknown to the codec.
 
     During the cooldown that follows, processes that did not see the value raise LoadFailed instead.
     """
+
+
+class UnreadableValue(StillfreshError, ValueError):
+    """A codec cannot read stored bytes: they were changed, cut short, or written by another codec.
+
+    The cache loads the value again; callers do not see this error.
+    """
+
+
+class RaisedByLoader(LoadFailed):
+    """The loader raised an exception that `raises=` names: `__cause__` is that exception.
+
+    Callers that wait get the exception itself. This stands for it in `answer.error`, where many
+    keys are asked for at once, and in what a watch is told.
+    """
+
+    def __init__(self, message: str, cause: BaseException | None = None) -> None:
+        super().__init__(message)
+        self.__cause__ = cause
+        self._traceback = None if cause is None else cause.__traceback__
+
+    def raise_cause(self) -> NoReturn:
+        """Raise the exception as it came from the loader.
+
+        Several callers get the same object, so its traceback must not grow with each.
+        """
+        cause = self.__cause__
+        if cause is None:
+            raise self
+        raise cause.with_traceback(self._traceback)
 
 
 class MissingMethod:
@@ -108,13 +145,18 @@ def needs(extra: str, what: str) -> Iterator[None]:
         raise MissingExtra(f"{what} needs {library}: install stillfresh[{extra}]") from exc
 
 
+def note_unconfirmed(error: StoreError) -> None:
+    """Say in the error of a change that a store must confirm what to do."""
+    error.add_note("Others may serve the old copy until the store confirms an invalidation.")
+
+
 @contextmanager
 def unconfirmed() -> Iterator[None]:
     """For changes that a store must confirm: its error says what to do."""
     try:
         yield
     except StoreError as exc:
-        exc.add_note("Others may serve the old copy until the store confirms an invalidation.")
+        note_unconfirmed(exc)
         raise
 
 
@@ -164,8 +206,9 @@ def _without_query(match: re.Match[str]) -> str:
 def error_text(error: BaseException) -> str:
     """An exception's type and text, in a form that any store, log or client can take.
 
-    Its text may be huge, not be UTF-8, or raise. The type of a `_plain` exception, which
-    stillfresh's own loaders raise, is left out.
+    Its text may be huge, not be UTF-8, or raise. Of a long one the middle is left out: the end may
+    name the cause of the cause. The type of a `_plain` exception, which stillfresh's own loaders
+    raise, is left out.
     """
     start = "an exception: "
     try:
@@ -176,8 +219,16 @@ def error_text(error: BaseException) -> str:
         raise
     except BaseException:  # noqa: BLE001 (a user's exception may raise anything)
         text = "its text cannot be read"
-    whole = f"{start}{text[:LONGEST_TEXT]}"[:LONGEST_TEXT]
+    whole = _without_middle(start + _without_middle(text))
     return whole.encode(errors="backslashreplace").decode()
+
+
+def _without_middle(text: str) -> str:
+    """At most `LONGEST_TEXT` characters of it."""
+    if len(text) <= LONGEST_TEXT:
+        return text
+    half = LONGEST_TEXT // 2
+    return f"{text[: half - 3]} … {text[-half:]}"
 
 
 def _safe_repr(value: object) -> str:

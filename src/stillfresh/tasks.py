@@ -9,10 +9,10 @@ import asyncio
 import logging
 import sys
 from asyncio import futures, tasks
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import Context
-from typing import Any, Final
+from typing import Any, Final, Self
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self._cancelled: set[asyncio.Task[Any]] = set()
-        self._awaited: set[asyncio.Task[Any]] = set()
+        self._awaited: set[asyncio.Future[Any]] = set()
 
     def spawn(
         self, work: Coroutine[Any, Any, Any], context: Context | None = None
@@ -47,6 +47,10 @@ class Tasks:
         task = self.child(work)
         hide_from_run(task)
         return task
+
+    def waited_for(self) -> "AwaitedBlock":
+        """Inside the block a thread works, and closing waits for it."""
+        return AwaitedBlock(self._awaited)
 
     def begin(
         self, work: Coroutine[Any, Any, Any], context: Context, *, waits: bool = False
@@ -76,8 +80,36 @@ class Tasks:
             logger.error("still running %g s after close: %r", grace, task)
 
 
+class AwaitedBlock:
+    """The block of `Tasks.waited_for`."""
+
+    __slots__ = ("_awaited", "_ended")
+
+    def __init__(self, awaited: "set[asyncio.Future[Any]]") -> None:
+        self._awaited = awaited
+
+    def __enter__(self) -> Self:
+        self._ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._awaited.add(self._ended)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._awaited.discard(self._ended)
+        if not self._ended.get_loop().is_closed():
+            self._ended.set_result(None)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside this block closing does not wait for the thread."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+
 def _tracked_task(
-    tracked: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any], context: Context | None
+    tracked: set[Any], work: Coroutine[Any, Any, Any], context: Context | None
 ) -> asyncio.Task[Any]:
     task = asyncio.get_running_loop().create_task(work, context=context)
     tracked.add(task)
@@ -88,6 +120,8 @@ def _tracked_task(
 def hide_from_run(task: asyncio.Task[Any]) -> None:
     """`asyncio.run` cancels at its end all tasks that it knows. It shall not know this one."""
     tasks._unregister_task(task)  # noqa: SLF001 (documented for code that makes tasks)
+    if HAS_EAGER_TASKS:  # in its first step it is in another list
+        _unregister_eager_task(task)
 
 
 def show_to_run(task: asyncio.Task[Any]) -> None:
@@ -96,6 +130,7 @@ def show_to_run(task: asyncio.Task[Any]) -> None:
 
 
 HAS_EAGER_TASKS: Final = sys.version_info >= (3, 12)
+_unregister_eager_task: Final[Any] = getattr(tasks, "_unregister_eager_task", None)
 _BASE: Final[Any] = asyncio.Task if HAS_EAGER_TASKS else tasks._PyTask  # type: ignore[attr-defined]  # noqa: SLF001
 
 

@@ -50,21 +50,11 @@ def past(cache: "Lifecycle") -> Iterator[None]:
 @contextmanager
 def standing_back(cache: "Lifecycle") -> Iterator[None]:
     """While a block is open, every read in any task goes to its core."""
-    cache.blocks += 1
-    if cache.blocks == 1:
-        _stand_back(cache, back=True)
+    cache.count_blocks(1, 0)
     try:
         yield
     finally:
-        cache.blocks -= 1
-        if not cache.blocks:
-            _stand_back(cache, back=False)
-
-
-def _stand_back(cache: "Lifecycle", *, back: bool) -> None:
-    for core in cache.cores.values():
-        for face in core.faces:
-            face.stand_back(back=back)
+        cache.count_blocks(-1, 0)
 
 
 def is_past(cache: "Lifecycle") -> bool:
@@ -93,7 +83,7 @@ async def read_past(
     second.close()
     runtime.cancel()  # a loader that ignores its time limit may still run
     await runtime.threads.end(runtime.grace)
-    waiter.not_stored = dict.fromkeys(keys, RefreshEnd.UNSTORED)
+    waiter.notes.not_stored = dict.fromkeys(keys, RefreshEnd.UNSTORED)
     return outcomes
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import random
+import sys
 import time
 from collections.abc import (
     Awaitable,
@@ -12,34 +13,53 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, NamedTuple, Never, ParamSpec, Self, TypeVar, cast
 
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
+from stillfresh.engine.at_least import InvalidatedEntries, reading
 from stillfresh.engine.blocks import Override, is_past, past
 from stillfresh.engine.calls import Call, Signature
+from stillfresh.engine.codec_makers import codec_of
 from stillfresh.engine.codecs import codec_for
 from stillfresh.engine.core import Core, overtake_all
+from stillfresh.engine.coroutine_names import class_named_after, name_of
 from stillfresh.engine.counts import CacheStats
 from stillfresh.engine.explain import Listed, listed
+from stillfresh.engine.face import Face
 from stillfresh.engine.function import CachedDecorator, Function
-from stillfresh.engine.keys import Spec, batch_types, checked_kind, is_def, terms_of, versioned
+from stillfresh.engine.keys import (
+    NOT_OF_A_CACHE,
+    Raises,
+    Spec,
+    batch_types,
+    check_options,
+    checked_kind,
+    checks_options,
+    is_def,
+    place_of,
+    terms_of,
+    versioned,
+)
 from stillfresh.engine.lifecycle import Lifecycle
 from stillfresh.engine.memory import Memory
-from stillfresh.engine.model import Codec, Hook, checked_tags
+from stillfresh.engine.model import Codec, CodecMaker, Hook, checked_tags
 from stillfresh.engine.recorded import RecordingBlock
 from stillfresh.engine.recordings import Recording
 from stillfresh.engine.resource import BatchLoader, Resource, like_function, text_of
+from stillfresh.engine.rules_truth import CALLS, Objectives
 from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.shared_values import CheckedCodec
 from stillfresh.engine.spans import checked_hooks
-from stillfresh.errors import ConfigError, StoreError, unconfirmed
+from stillfresh.engine.unshared import BytesCodec, UnsharedFunction, UnsharedResource
+from stillfresh.errors import ConfigError, MissingMethod, StoreError, unconfirmed
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
 
@@ -47,6 +67,14 @@ K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)
 V = TypeVar("V")
 P = ParamSpec("P")
+
+
+class Declaration(NamedTuple):
+    """Where a resource was declared, its public objects, and those that they replaced."""
+
+    place: tuple[str, str] | None
+    objects: list[Face[Any, Any]]
+    replaced: list[Face[Any, Any]]
 
 
 class Cache(Lifecycle):
@@ -77,6 +105,7 @@ class Cache(Lifecycle):
         clock = checked_clock(clock)
         self.resources: dict[str, Resource[Any, Any]] = {}
         """The declared resources, by name; of a cached function, the resource of its calls."""
+        self._declared: dict[str, Declaration] = {}
         within = seconds(grace, name="grace")
         new_runtime = partial(Runtime, clock=clock, sleep=sleep, dice=dice, grace=within)
         super().__init__(
@@ -87,6 +116,7 @@ class Cache(Lifecycle):
             is_private=_is_private(store),
         )
 
+    @checks_options
     def batched(
         self,
         name: str,
@@ -101,12 +131,19 @@ class Cache(Lifecycle):
         max_bytes: int | str | None = None,
         memory_for: Duration = 0,
         jitter: float = 0.0,
-        tags: Callable[[Any], Sequence[str]] | None = None,
-        codec: Codec[Any] | None = None,
+        tags: Callable[[Any], Sequence[str]] | Sequence[str] | None = None,
+        codec: Codec[Any] | CodecMaker | None = None,
         version: str | None = None,
         lease_for: Duration = "5s",
         load_timeout: Duration = "30s",
-        objective: str | None = None,
+        objective: Objectives = None,
+        raises: Raises = (),
+        share: bool = True,
+        patience: Duration | None = None,
+        check: float = 0.0,
+        true_within: Duration | None = None,
+        check_calls: float = CALLS,
+        **unknown: Never,
     ) -> Callable[[BatchLoader[K, V]], Resource[K, V]]:
         """Declare a resource. The decorated loader takes a list of keys and returns a mapping.
 
@@ -126,21 +163,32 @@ class Cache(Lifecycle):
             max_bytes: The most bytes of values in memory: a number, or text such as "64MB".
             memory_for: How long memory is believed without asking a shared store.
             jitter: The largest share, below 1, by which `fresh_for` is shortened at random.
-            tags: Called with a key; returns its tags, for `invalidate_tag`.
+            tags: A list of tags, or a function of the key that returns them, for `invalidate_tag`.
             codec: Turns values into bytes; None: chosen by the loader's annotation.
             version: Part of the stored name. Change it when the form of the values changes.
             lease_for: How long a load whose process died blocks other processes.
             load_timeout: How long a load may take; after that it has failed.
-            objective: The freshness objective, which statistics count.
+            objective: The freshness objective, the objective of truth, or both, which statistics
+                count.
+            raises: Exceptions of the loader that callers get as they are. They are no failures.
+            share: True: all callers get the same object, and must not change it. False: each caller
+                gets a value of its own, which costs one decoding for each read.
+            patience: How long callers wait for a load if an old copy may be served on an error.
+                Without one they get LoadTimeout. None: to the end of the load.
+            check: The share of reads that is compared in the background with what the loader gives.
+            true_within: How late a copy may be, in those checks; None: `fresh_for`.
+            check_calls: The most calls of the loader a second that checks make.
         """
-        kind = self._new_name(name, version)
+        check_options("batched", unknown)
+        kind = self._kind(name, version)
 
         def decorate(loader: BatchLoader[K, V]) -> Resource[K, V]:
             key_type, value_type = batch_types(kind, loader)
+            self._replace(kind, loader)
             spec: Spec[K, V] = Spec(
                 kind,
                 loader,
-                codec if codec is not None else codec_for(value_type, kind),
+                codec_of(codec, partial(codec_for, value_type, kind), kind),
                 tags,
                 terms_of(kind, fresh_for, stale_for, error_for, absent_for, jitter),
                 max_batch=max_batch,
@@ -151,6 +199,13 @@ class Cache(Lifecycle):
                 lease_for=lease_for,
                 load_timeout=load_timeout,
                 objective=objective,
+                raises=raises,
+                share=share,
+                patience=patience,
+                function=loader,
+                check=check,
+                true_within=true_within,
+                check_calls=check_calls,
                 in_thread=is_def(loader),
             )
 
@@ -162,10 +217,12 @@ class Cache(Lifecycle):
                 resource, loader, inspect.Signature([parameter], return_annotation=value_type)
             )
             resource.__annotations__ = {"key": key_type, "return": value_type}
+            self.publish_objects(resource)
             return resource
 
         return decorate
 
+    @checks_options
     def cached(
         self,
         name: str,
@@ -178,25 +235,39 @@ class Cache(Lifecycle):
         max_bytes: int | str | None = None,
         memory_for: Duration = 0,
         jitter: float = 0.0,
-        tags: Callable[..., Sequence[str]] | None = None,
-        codec: Codec[Any] | None = None,
+        tags: Callable[..., Sequence[str]] | Sequence[str] | None = None,
+        codec: Codec[Any] | CodecMaker | None = None,
         key: Callable[..., object] | None = None,
         ignore: Iterable[str] = (),
         version: str | None = None,
         lease_for: Duration = "5s",
         load_timeout: Duration = "30s",
-        objective: str | None = None,
+        objective: Objectives = None,
+        raises: Raises = (),
+        share: bool = True,
+        patience: Duration | None = None,
+        check: float = 0.0,
+        true_within: Duration | None = None,
+        check_calls: float = CALLS,
+        **unknown: Never,
     ) -> CachedDecorator:
         """Declare a resource. Each call of the decorated function, by its arguments, is an entry.
 
         Returns a decorator that makes a `Function`. `key` is called with the arguments and returns
         what the entry is known by; without it, all arguments count but those that `ignore` names.
-        `tags` is called with the arguments. The other options are those of `batched`.
+        `tags` is a list, or is called with the arguments. The other options are those of `batched`.
         """
-        kind = self._new_name(name, version)
+        check_options("cached", unknown)
+        kind = self._kind(name, version)
 
         def decorate(function: Callable[P, Any]) -> Function[P, Any]:
             signature = Signature(kind, function, key, ignore)
+            if check and not signature.is_whole:
+                raise ConfigError(
+                    f"{kind}: check calls the function again, so all arguments must be in the key; "
+                    f"leave out key and ignore, or check"
+                )
+            self._replace(kind, function)
 
             async def load(calls: list[Call[P]]) -> dict[Call[P], Any]:
                 (call,) = calls
@@ -207,13 +278,13 @@ class Cache(Lifecycle):
                 return {call: function(*call.args, **call.kwargs)}
 
             def tagged(call: Call[P]) -> Sequence[str]:
-                return tags(*call.args, **call.kwargs) if tags is not None else ()
+                return tags(*call.args, **call.kwargs) if callable(tags) else ()
 
             in_thread = is_def(function)
             spec: Spec[Call[P], Any] = Spec(
                 kind,
                 load_now if in_thread else load,
-                codec if codec is not None else codec_for(signature.value_type, kind),
+                codec_of(codec, partial(codec_for, signature.value_type, kind), kind),
                 tagged if callable(tags) else tags,
                 terms_of(kind, fresh_for, stale_for, error_for, 0, jitter),
                 concurrency=concurrency,
@@ -223,20 +294,32 @@ class Cache(Lifecycle):
                 lease_for=lease_for,
                 load_timeout=load_timeout,
                 objective=objective,
+                raises=raises,
+                share=share,
+                patience=patience,
+                function=function,
+                check=check,
+                true_within=true_within,
+                check_calls=check_calls,
                 by_id=False,
                 in_thread=in_thread,
                 held=None if signature.is_whole else Call.bare,
             )
-            resource = self.declare(spec, lambda call: call.id, lambda id_: Call[P](id_, (), {}))
-            return Function(resource, signature, function)
+            resource = self.declare(spec, str.__str__, lambda id_: Call[P](id_, (), {}))
+            function_of: type[Function[P, Any]] = Function if share else UnsharedFunction
+            named_class = class_named_after(function_of, name_of(function))
+            cached_function = named_class(resource, signature, function)
+            self.publish_objects(resource, cached_function)
+            return cached_function
 
         return decorate
 
-    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+    async def invalidate_tag(self, tag: str, *, soft: bool = False) -> InvalidatedEntries:
         """Invalidate every entry that has this tag, and every load of one that is under way.
 
         `soft`: the old copies are still served while they are refreshed. Returns the name of the
-        resource and the id of each entry that the store knew. Raises StoreError.
+        resource and the id of each entry that the store knew, with the `token` of this change.
+        Raises StoreError.
         """
         checked_tags("invalidate_tag", (tag,))
         runtime = await self.runtime()
@@ -250,7 +333,7 @@ class Cache(Lifecycle):
         if self.recording_to is not None:
             for kind, id_ in tagged:
                 self.note_invalid(kind, [id_], soft=soft)
-        return tagged
+        return InvalidatedEntries(tagged, self.changed())
 
     async def invalidate_all(self, *, soft: bool = False) -> int:
         """Invalidate every entry of the store and every load under way; return how many entries.
@@ -276,6 +359,7 @@ class Cache(Lifecycle):
                 count += len(page)
         finally:
             await overtake_all(self._known())
+        self.changed()
         return count
 
     def _known(self) -> Iterator[tuple[Core[Any, Any], Any]]:
@@ -300,10 +384,33 @@ class Cache(Lifecycle):
             if named_core is not None:
                 yield named_core, named_core.names.key(id_)
 
+    @contextmanager
+    def checked_values(self) -> Iterator[list[str]]:
+        """Inside `with`, look for values that callers change although they share them.
+
+        The list says after the block what was changed. `stillfresh.testing.unchanged_values` uses
+        it. Resources that are declared inside the block are not looked at.
+        """
+        problems: list[str] = []
+        with ExitStack() as stack:
+            codecs = [stack.enter_context(core.checked_values()) for core in self.cores.values()]
+            yield problems
+            for codec in codecs:
+                if codec is not None:
+                    problems.extend(codec.changed())
+
+    def pass_on(self, is_answer: Callable[[BaseException], bool]) -> None:
+        """Give callers of every resource the exceptions for which `is_answer` returns True.
+
+        It does what `raises=` does for one resource. Integrations of web frameworks call it.
+        """
+        if is_answer not in self.passing_on:
+            self.passing_on.append(is_answer)
+
     async def store(self) -> Store:
         """Return the open store, for programs that list or repair it; open it if it is not open.
 
-        What is changed there directly, memory and running loads do not notice. Raises StoreError.
+        Memory and running loads do not notice what you change there. Raises StoreError.
         """
         return (await self.runtime()).store
 
@@ -331,10 +438,10 @@ class Cache(Lifecycle):
         after: tuple[str, str] | None = None,
         limit: int = 100,
     ) -> list[Listed]:
-        """List at most `limit` entries of the store (up to 10,000), by kind and id if it sorts.
+        """List at most `limit` entries of the store (up to 10,000), sorted if the store can sort.
 
-        `kind`: of one resource. `search`: whose id contains this text. `after`: the kind and id of
-        the last entry of the page before.
+        `kind`: only entries of this resource. `search`: only ids that contain this text. `after`:
+        the kind and id of the last entry of the page before.
         """
         runtime = await self.runtime()
         entries = await runtime.can.require_listing().entries(kind, search, after, limit)
@@ -343,6 +450,10 @@ class Cache(Lifecycle):
     def bypassed(self) -> AbstractContextManager[None]:
         """Inside `with`, reads of this task, and of tasks it starts, load and store nothing."""
         return past(self)
+
+    def at_least(self, token: str) -> AbstractContextManager[None]:
+        """Inside `with`, reads of this task, and of tasks it starts, have `at_least=token`."""
+        return reading(self, token)
 
     def is_bypassed(self) -> bool:
         """Return True if this code runs inside `bypassed()`."""
@@ -368,13 +479,40 @@ class Cache(Lifecycle):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _new_name(self, name: str, version: str | None = None) -> str:
+    def _kind(self, name: str, version: str | None) -> str:
+        """The name of a resource in the store. If it is taken, only the same place may have it."""
         kind = checked_kind(versioned(checked_kind(name), version))
-        if kind in self.cores:
-            raise ConfigError(
-                f"resource name {kind!r}: taken already in this cache; choose another name"
-            )
+        declaration = self._declared.get(kind)
+        if kind in self.cores and (declaration is None or declaration.place is None):
+            raise _taken(kind)
         return kind
+
+    def _replace(self, kind: str, function: Callable[..., object]) -> None:
+        """Make room for a resource that the same place declares again. Raises ConfigError."""
+        place = place_of(function)
+        before = self._declared.get(kind)
+        core = self.cores.get(kind)
+        if core is not None:
+            if before is None or place is None or before.place != place:
+                raise _taken(kind)
+            del self.cores[kind]
+            core.retire()
+        old_objects = [] if before is None else before.objects
+        self._declared[kind] = Declaration(place, [], old_objects)
+
+    def publish_objects(self, resource: Resource[Any, Any], *others: Face[Any, Any]) -> None:
+        """Note the public objects of a declaration, for packages of stillfresh.
+
+        Objects of the declaration that this one replaced pass their calls on to them.
+        """
+        declaration = self._declared[resource.core.spec.kind]
+        for new in (resource, *others):
+            if any(new is known for known in declaration.objects):
+                continue
+            declaration.objects.append(new)
+            at = len(declaration.objects) - 1
+            if at < len(declaration.replaced):
+                declaration.replaced[at].pass_on_to(new)
 
     def declare(
         self,
@@ -388,14 +526,32 @@ class Cache(Lifecycle):
         `text` returns the id of a key in the store; it raises ConfigError for a key that cannot be
         used. `key` returns the key of an id. `private`: no other cache uses the store.
         """
+        resource_of = Resource
+        if not spec.share:
+            resource_of = UnsharedResource
+            spec.codec = cast("Codec[V]", BytesCodec(spec.codec))
+        elif sys.flags.dev_mode:
+            spec.codec = CheckedCodec(spec.codec, spec.kind)
+        if spec.by_id and spec.function is not None:
+            resource_of = class_named_after(resource_of, name_of(spec.function))
+        if checked_kind(spec.kind) in self.cores:
+            raise _taken(spec.kind)
         memory: Memory[H, V] = Memory(spec, self.clock, private=self.is_private or private)
         core = Core(spec, self, memory, text=text, key=key)
-        self.cores[self._new_name(spec.kind)] = core
+        self.cores[spec.kind] = core
         if self.opened is not None:
             core.open(self.opened)
-        resource = Resource(core)
+        resource = resource_of(core)
         self.resources[spec.kind] = resource
         return resource
+
+
+for _method, _text in NOT_OF_A_CACHE.items():
+    setattr(Cache, _method, MissingMethod(f"{{0}}.{_method}: {_text}"))
+
+
+def _taken(kind: str) -> ConfigError:
+    return ConfigError(f"resource name {kind!r}: taken already in this cache; choose another name")
 
 
 def _is_private(store: str | Store) -> bool:

@@ -105,6 +105,8 @@ class Signature(Generic[P]):
         self.value_type = value_type(annotation)
         self.is_plain = self.is_whole and len(self._types) == len(parameters)
         """Every argument is a str or an int, so equal arguments are the same arguments."""
+        self._plain_types = tuple(self._types.values()) if self.is_plain else None
+        """What a call has that gives every argument by its place; None: it must be bound."""
         self.shown = self._signature
         """The signature as callers see it: without `Loaded`."""
         if self.value_type is not annotation:
@@ -121,6 +123,11 @@ class Signature(Generic[P]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[P]:
         """The entry that these arguments name."""
+        if tuple(map(type, args)) == self._plain_types and not kwargs:
+            try:
+                return Call(checked_id(self._name, msgspec.json.encode(args).decode()), args, {})
+            except (TypeError, ValueError, OverflowError):
+                pass  # the error below names the argument
         arguments = self._bind_by_name(args, kwargs) if self._binds_by_name else None
         bound = None
         if arguments is None:

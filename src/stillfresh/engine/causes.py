@@ -39,23 +39,21 @@ class Causes(Generic[K]):
     """By key, the error of the last load that failed here. The oldest go first."""
 
     def __init__(self) -> None:
-        self._seen: dict[K, SeenFailure] = {}
+        self.seen: dict[K, SeenFailure] = {}
+        """The oldest first."""
         self._uses: Counter[int] = Counter()  # keys of each exception, by the exception's id()
-
-    def __len__(self) -> int:
-        return len(self._seen)
 
     def note(self, key: K, failure: Failure, error: LoadFailed) -> None:
         """The load of this key has failed."""
         self.forget(key)
-        self._seen[key] = SeenFailure(failure, error)
+        self.seen[key] = SeenFailure(failure, error)
         self._uses[id(error.__cause__)] += 1
-        while len(self._uses) > MOST_EXCEPTIONS or len(self._seen) > MOST_KEYS:
-            self.forget(next(iter(self._seen)))
+        while len(self._uses) > MOST_EXCEPTIONS or len(self.seen) > MOST_KEYS:
+            self.forget(next(iter(self.seen)))
 
     def error_of(self, key: K, failure: Failure) -> LoadFailed | None:
         """The error of this failure; None if another process saw it, or if it is forgotten."""
-        seen = self._seen.get(key)
+        seen = self.seen.get(key)
         if seen is None or seen.failure.count != failure.count:
             return None
         is_same = abs(seen.failure.retry_at - failure.retry_at) < SAME_TIME
@@ -63,7 +61,7 @@ class Causes(Generic[K]):
 
     def forget(self, key: K) -> None:
         """The key was loaded, put or deleted, or its error is not needed any more."""
-        seen = self._seen.pop(key, None)
+        seen = self.seen.pop(key, None)
         if seen is None:
             return
         exception = id(seen.error.__cause__)
@@ -73,11 +71,11 @@ class Causes(Generic[K]):
 
     def forget_old(self, now: float) -> None:
         """Forget errors whose cooldown has been over for some time."""
-        old = [key for key, seen in self._seen.items() if seen.failure.retry_at + KEPT_AFTER <= now]
+        old = [key for key, seen in self.seen.items() if seen.failure.retry_at + KEPT_AFTER <= now]
         for key in old:
             self.forget(key)
 
     def clear(self) -> None:
         """Forget all; what memory holds goes at the same time."""
-        self._seen.clear()
+        self.seen.clear()
         self._uses.clear()

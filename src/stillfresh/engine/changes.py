@@ -6,8 +6,9 @@ the fence before its step and after it, so that nothing that began before the ch
 to memory.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
+from types import TracebackType
 from typing import Generic, TypeVar
 
 from msgspec import Struct
@@ -16,7 +17,7 @@ from stillfresh.engine.fence import Fence
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.watcher import Watcher
-from stillfresh.errors import unconfirmed
+from stillfresh.errors import StoreError, note_unconfirmed
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -52,27 +53,13 @@ class KeyChanges(Generic[K, V]):
         for step in self._steps:
             yield from step.keys
 
-    @contextmanager
-    def step(self, keys: Iterable[K]) -> Iterator[StoreStep[K]]:
+    def step(self, keys: Iterable[K]) -> "StepBlock[K]":
         """A step that knows, when the block ends, which of its keys were changed meanwhile."""
-        step = StoreStep(frozenset(keys))
-        self._steps.add(step)
-        with self._fence.starting() as start:
-            try:
-                yield step
-            finally:
-                step.changed = start.changed(step.keys)
-                self._steps.discard(step)
+        return StepBlock(self._steps, self._fence, frozenset(keys))
 
-    @contextmanager
-    def overtaking(self, keys: Sequence[K], *, voids: bool = True) -> Iterator[StoreStep[K]]:
+    def overtaking(self, keys: Sequence[K], *, voids: bool = True) -> "OvertakingBlock[K]":
         """Advance the keys' fence around a store step, so that concurrent changes are noticed."""
-        self.overtake(keys, voids=voids)
-        try:
-            with self.step(keys) as step, unconfirmed():
-                yield step
-        finally:
-            self.overtake(keys, voids=voids)
+        return OvertakingBlock(partial(self.overtake, keys, voids=voids), self.step(keys))
 
     def overtake(self, keys: Iterable[K], *, voids: bool = True) -> None:
         """Drop keys from memory. Loads and steps that run now began too early to be kept.
@@ -86,10 +73,61 @@ class KeyChanges(Generic[K, V]):
         else:
             self._fence.change(bare)
         self._watcher.look_again(keys)
+        truth = self._memory.counts.truth
+        if truth is not None:
+            truth.note_change(keys, "invalidated" if voids else "put")
         for key in keys:
             self._memory.drop(key)
+            self._memory.forget_refusal(key)
 
     def overtake_tag(self, tag: str) -> None:
         """Drop keys with this tag from memory. Loads, reads and puts that run now are void."""
         self._fence.clock.void_tag(tag)
         self.overtake(self._memory.tagged(tag))
+
+
+class StepBlock(Generic[K]):
+    """The block of `KeyChanges.step`."""
+
+    __slots__ = ("_fence", "_start", "_step", "_steps")
+
+    def __init__(self, steps: set[StoreStep[K]], fence: Fence[K], keys: frozenset[K]) -> None:
+        self._steps = steps
+        self._fence = fence
+        self._step = StoreStep(keys)
+
+    def __enter__(self) -> StoreStep[K]:
+        self._start = self._fence.starting()
+        self._fence.begins()
+        self._steps.add(self._step)
+        return self._step
+
+    def __exit__(self, *_: object) -> None:
+        self._step.changed = self._start.changed(self._step.keys)
+        self._steps.discard(self._step)
+        self._fence.ends()
+
+
+class OvertakingBlock(Generic[K]):
+    """The block of `KeyChanges.overtaking`."""
+
+    __slots__ = ("_block", "_overtake")
+
+    def __init__(self, overtake: Callable[[], None], block: StepBlock[K]) -> None:
+        self._overtake = overtake
+        self._block = block
+
+    def __enter__(self) -> StoreStep[K]:
+        self._overtake()
+        return self._block.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._block.__exit__(kind, error, traceback)
+        self._overtake()
+        if isinstance(error, StoreError):
+            note_unconfirmed(error)

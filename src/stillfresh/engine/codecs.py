@@ -1,7 +1,8 @@
 """Values as bytes: the codec of a resource, chosen by its loader's annotation.
 
 msgspec's msgpack, or Pydantic's JSON if a type of Pydantic's occurs anywhere in the
-annotation; only then is Pydantic imported. Never pickle: a cache file must not be able to run code.
+annotation; only then is Pydantic imported. Tables of pandas and polars become Arrow's stream. Never
+pickle: a cache file must not be able to run code.
 """
 
 import typing
@@ -14,6 +15,8 @@ from typing import Any, Final, Generic, TypeVar
 from msgspec import Struct, msgpack
 from msgspec.inspect import CustomType, type_info
 
+from stillfresh.engine.arrow_codec import ArrowCodec, table_type
+from stillfresh.engine.codec_makers import innermost
 from stillfresh.engine.model import Codec
 from stillfresh.errors import ConfigError, shown
 
@@ -81,6 +84,8 @@ class PydanticCodec(Generic[V]):
 
 def codec_for(of: Any, resource: str) -> Codec[Any]:  # noqa: ANN401 (a type form)
     """Return the codec for values of this type. Raises ConfigError if there is none."""
+    if table_type(of) is not None:
+        return ArrowCodec(of, resource)
     is_pydantic = any(
         hasattr(type_, "__get_pydantic_core_schema__") or hasattr(type_, "__pydantic_core_schema__")
         for type_ in types_in(of)
@@ -90,9 +95,14 @@ def codec_for(of: Any, resource: str) -> Codec[Any]:  # noqa: ANN401 (a type for
 
 def advice_on(codec: object) -> str:
     """What to do about a loaded value that the codec refuses."""
-    is_untyped = isinstance(codec, MsgpackCodec) and codec.of is Any
-    what = "annotate the return type" if is_untyped else "return what the annotation says"
+    what = "annotate the return type" if is_untyped(codec) else "return what the annotation says"
     return f"{what}, or give codec="
+
+
+def is_untyped(codec: object) -> bool:
+    """True if the loader's return type is not annotated, or is Any."""
+    typed = innermost(codec)
+    return isinstance(typed, MsgpackCodec) and typed.of is Any
 
 
 def types_in(of: Any, seen: set[Any] | None = None) -> Iterator[type]:  # noqa: ANN401 (a type form)

@@ -9,15 +9,20 @@ Each part does one job and is held, not inherited:
 - `loads`: loads that are queued or run. They belong to one opening of the cache.
 - `puts` and `updates`: values that callers store.
 - `watcher` and `renewals`: keys that are kept fresh while somebody watches them.
+- `truth`: checks of a sample of the reads, if the resource declares that.
 
 Invalidating, deleting, explaining and counting are short enough to stand here.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from stillfresh.bounded import sliced
+from stillfresh.bounded import SLICE, sliced
 from stillfresh.engine.blocks import is_past
 from stillfresh.engine.changes import KeyChanges
 from stillfresh.engine.counts import ResourceStats
@@ -30,13 +35,16 @@ from stillfresh.engine.loads import Loads
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.news import Notices
 from stillfresh.engine.put import Puts
-from stillfresh.engine.read import Reads
+from stillfresh.engine.read import Reads, StoreReads
 from stillfresh.engine.renewals import Renewals
+from stillfresh.engine.rules import NOTHING
 from stillfresh.engine.runtime import Runtime
-from stillfresh.engine.store_reads import StoreReads
+from stillfresh.engine.shared_values import MOST_VALUES, CheckedCodec
+from stillfresh.engine.sources import compare_source
+from stillfresh.engine.truth import Sampler, Truth
 from stillfresh.engine.update import Updates
 from stillfresh.engine.watcher import Watcher
-from stillfresh.errors import NotOpen, StoreError
+from stillfresh.errors import NotOpen, StillfreshError, StoreError
 
 if TYPE_CHECKING:
     from stillfresh.engine.recorded import RecordingBlock
@@ -76,6 +84,9 @@ class Core(Generic[K, V]):
         self.reads: Reads[K, V] = Reads(self)
         self.puts: Puts[K, V] = Puts(self)
         self.updates: Updates[K, V] = Updates(self)
+        if spec.check is not None and memory.counts.truth is None:
+            truth: Truth[K, V] = Truth(self, spec.check)
+            memory.counts.check_reads(truth, partial(Sampler, truth))
         self.begin_anew()
         memory.on_clear = self._show_memory
 
@@ -94,6 +105,8 @@ class Core(Generic[K, V]):
         if runtime.news is not None and self.spec.memory_for:
             runtime.news.want()
         self.begin_anew(runtime)
+        if memory.counts.truth is not None and not self.is_apart:
+            memory.counts.truth.open(runtime)
         if memory.is_private:
             memory.room.limit(self.spec.max_bytes or runtime.can.max_bytes)
             if runtime.can.process is not None:
@@ -101,13 +114,38 @@ class Core(Generic[K, V]):
                 runtime.can.process.before_evicting(
                     self.spec.kind, lambda id_: memory.keeps(key_of(id_))
                 )
+        if sys.flags.dev_mode and not self.is_apart:
+            # A resource may be declared in another thread while the cache is open.
+            runtime.loop.call_soon_threadsafe(self._look_at_source, runtime)
+
+    def _look_at_source(self, runtime: Runtime) -> None:
+        spec = self.spec
+        if self.runtime is runtime and spec.function is not None:
+            runtime.spawn(compare_source(spec.kind, spec.function, runtime.store, runtime.clock))
 
     def close(self) -> None:
         """Stop answering from memory, and let all waiting callers fail."""
         self.runtime = None
+        if self.memory.counts.truth is not None and not self.is_apart:
+            self.memory.counts.truth.close()
+        if isinstance(self.spec.codec, CheckedCodec):
+            self.spec.codec.report()
         self.memory.clear()
         self.loads.close()
         self.watcher.close()
+
+    def retire(self) -> None:
+        """The resource is declared again. Its watches end; callers that wait for a load fail."""
+        runtime = self.runtime
+        self.faces = []
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if runtime is None or runtime.loop is loop:
+            self.close()
+        else:
+            runtime.loop.call_soon_threadsafe(self.close)
 
     def leave(self) -> None:
         """The event loop was closed, or is the parent process's: no caller waits here."""
@@ -115,6 +153,8 @@ class Core(Generic[K, V]):
         for _ in self.memory.freed():
             pass
         self.watcher.begin_anew()
+        if self.memory.counts.truth is not None:
+            self.memory.counts.truth.close()
         self.begin_anew()
 
     async def ready(self) -> Runtime:
@@ -132,7 +172,7 @@ class Core(Generic[K, V]):
 
     def _show_memory(self) -> None:
         for face in self.faces:
-            face.stand_back(back=self.owner.blocks > 0)
+            face.stand_back()
 
     # Blocks.
 
@@ -159,16 +199,45 @@ class Core(Generic[K, V]):
 
     # Invalidating and deleting.
 
-    async def invalidate(self, keys: Sequence[K], *, soft: bool) -> None:
-        """No step that began before this ended puts its result into memory."""
+    async def look_for_missing(self, keys: Sequence[K]) -> None:
+        """Log it once if keys are to be invalidated, and neither a copy nor a load is there."""
+        await self.ready()
+        texts = {
+            key: id_
+            for key, id_ in self.names.texts(keys[:SLICE]).items()
+            if key not in self.loads.under_way
+        }
+        records = await self.loads.loader.read(list(texts.values()))
+        if records is None:
+            return
+        missing = [key for key, id_ in texts.items() if records.get(id_, NOTHING).copy is None]
+        if missing:
+            self.spec.mistakes.note_missing(missing)
+
+    async def invalidate(self, keys: Sequence[K], *, soft: bool) -> str:
+        """No step that began before this ended puts its result into memory. Returns the token."""
         runtime = await self.ready()
         async for batch in sliced(keys):
             ids = list(self.names.texts(batch).values())
             with self.changes.overtaking(batch):
                 await runtime.store.invalidate(self.spec.kind, ids, soft=soft)
             self.owner.note(self, batch, "soft" if soft else "invalidate")
+        return self.owner.changed()
 
-    async def delete(self, keys: Sequence[K]) -> None:
+    async def invalidate_all(self, *, soft: bool) -> int:
+        """Invalidate every entry of this resource; return how many the store has."""
+        runtime = await self.ready()
+        listing = runtime.can.require_listing()
+        count = 0
+        self.fence.void_all()
+        await self.invalidate([*self.under_way(), *self.memory.keys()], soft=soft)
+        async for page in listing.walk(self.spec.kind):
+            await self.invalidate([self.names.key(entry.id) for entry in page], soft=soft)
+            count += len(page)
+        self.fence.void_all()
+        return count
+
+    async def delete(self, keys: Sequence[K]) -> str:
         runtime = await self.ready()
         async for batch in sliced(keys):
             ids = list(self.names.texts(batch).values())
@@ -178,6 +247,7 @@ class Core(Generic[K, V]):
             self.memory.counts.mended(ids)
             for key in batch:
                 self.memory.causes.forget(key)
+        return self.owner.changed()
 
     async def clear(self) -> None:
         """Forget every entry of this resource."""
@@ -188,6 +258,26 @@ class Core(Generic[K, V]):
         async for page in listing.walk(self.spec.kind):
             await self.delete([self.names.key(entry.id) for entry in page])
         self.fence.void_all()
+
+    # Values that callers share.
+
+    @contextmanager
+    def checked_values(self) -> Iterator[CheckedCodec[V] | None]:
+        """Inside the block, notice values that callers change. None: nobody shares them."""
+        if not self.spec.share:
+            yield None
+            return
+        before = self.spec.codec
+        plain = before.inner if isinstance(before, CheckedCodec) else before
+        checked = CheckedCodec(plain, self.spec.kind)
+        for entry in islice(self.memory.entries.values(), MOST_VALUES):
+            if entry.answer.found:
+                checked.note(entry.answer.value)
+        self.spec.codec = checked
+        try:
+            yield checked
+        finally:
+            self.spec.codec = before
 
     # Questions.
 
@@ -219,6 +309,17 @@ class Core(Generic[K, V]):
             return not await runtime.store.renew(self.spec.kind, [lease], self.spec.lease_for)
         except StoreError:
             return False
+
+    def passes_on(self, error: BaseException) -> bool:
+        """True for an exception of the loader that callers get as it is.
+
+        Never for those of stillfresh, such as `RetryAfter`: they are for the cache.
+        """
+        if isinstance(error, StillfreshError):
+            return False
+        if isinstance(error, self.spec.raises):
+            return True
+        return any(passes_on(error) for passes_on in self.owner.passing_on)
 
     async def settled(self, within: float) -> bool:
         """Wait until no load runs. False if one still runs after that many seconds."""

@@ -2,34 +2,87 @@
 
 A face answers hits from memory without its core: one lookup, one clock reading, one addition. While
 a block of `bypassed()` or `recording()` is open, it finds no entry, so each read goes to the core.
+So do reads inside a block of `at_least()`.
 """
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from stillfresh.engine.at_least import demanded
 from stillfresh.errors import shown
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
+    from stillfresh.engine.entry import Entry
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+N = TypeVar("N", bound=Hashable)
+
+
+class EntriesOutsideBlocks(Generic[N, K, V]):
+    """The entries of memory by some name, but none for code that stands in `at_least()`."""
+
+    def __init__(self, entries: "dict[N, Entry[K, V]]") -> None:
+        self._entries = entries
+
+    def __getitem__(self, name: N) -> "Entry[K, V]":
+        if demanded() is not None:
+            raise KeyError(name)
+        return self._entries[name]
+
+    def get(self, name: N) -> "Entry[K, V] | None":
+        return None if demanded() is not None else self._entries.get(name)
 
 
 class Face(Generic[K, V]):
     """The public object of a resource. It answers hits from memory without its core."""
+
+    what = "resource"
+    """What it is, for its repr."""
 
     def __init__(self, core: "Core[K, V]") -> None:
         self.core = core
         self._clock = core.memory.now
         self._reads = core.memory.counts.on_loop
         core.faces.append(self)
-        self.stand_back(back=core.owner.blocks > 0)
+        self.stand_back()
 
-    def stand_back(self, *, back: bool) -> None:
-        """If `back`, leave every read to the core, which knows the caller's blocks."""
-        entries = {} if back else self.core.memory.entries
-        self.entry_of = entries.get
+    def stand_back(self) -> None:
+        """Leave every read to the core while a block is open that only the core knows.
+
+        Blocks of `at_least()` concern only the reads inside them: the others go on using memory.
+        """
+        owner = self.core.owner
+        self.entries = {} if owner.blocks else self.core.memory.entries
+        self.entry_by_key: dict[K, Entry[K, V]] | EntriesOutsideBlocks[K, K, V] = self.entries
+        """What reads take entries from."""
+        if owner.watched_blocks:
+            self.entry_by_key = EntriesOutsideBlocks(self.entries)
+
+    def __repr__(self) -> str:
+        name = getattr(self, "__qualname__", None)
+        named = "" if name is None else f" {self.__module__}.{name}"
+        spec = self.core.spec
+        fresh_for = spec.terms.policy.fresh_for
+        return f"<{self.what}{named}: kind {spec.kind!r}, fresh for {fresh_for:g} s>"
+
+    def __reduce__(self) -> Any:  # noqa: ANN401 (as in `object`)
+        """Pickle the import path: another process has a cache of its own."""
+        return getattr(self, "__qualname__", None) or super().__reduce__()
+
+    @property
+    def is_shared(self) -> bool:
+        """True if all callers get the same object, False if each gets its own."""
+        return self.core.spec.share
+
+    def pass_on_to(self, other: "Face[K, V]") -> None:
+        """The resource was declared again: from now on this object is another name of `other`."""
+        self.__class__ = other.__class__
+        vars(self).clear()
+        vars(self).update(vars(other))
+        self.core.faces.append(self)
+        self.stand_back()
 
     def _one_key(self, *keys: object) -> TypeError:
         """Say how to write a call with several keys."""

@@ -17,9 +17,8 @@ something always is, the oldest are given up by marking every key. A fence may c
 that is not. That costs a load, and never serves an old value.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Final, Generic, Self, TypeVar
 
 from msgspec import Struct
 
@@ -160,14 +159,17 @@ class Fence(Generic[K]):
         """True if a value with these tags may not be put any more."""
         return self._voids.is_marked(key, began) or self.clock.has_void(tags, began)
 
-    @contextmanager
-    def starting(self) -> Iterator["Start[K]"]:
-        """Work that is done inside the block learns from the `Start` what was changed since."""
+    def starting(self) -> "Start[K]":
+        """Work that is done inside its block learns from the `Start` what was changed since."""
+        return Start(self, self.clock.now)
+
+    def begins(self) -> None:
+        """A block of `starting` is entered."""
         self._starts += 1
-        try:
-            yield Start(self, self.clock.now)
-        finally:
-            self._starts -= 1
+
+    def ends(self) -> None:
+        """It is left."""
+        self._starts -= 1
 
     def _next_number(self) -> int:
         """The number of a change; 0 if nothing is under way, so that it need not be noted."""
@@ -187,6 +189,13 @@ class Start(Struct, Generic[K], frozen=True):
 
     fence: Fence[K]
     number: int
+
+    def __enter__(self) -> Self:
+        self.fence.begins()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fence.ends()
 
     def changed(self, keys: Iterable[K]) -> set[K]:
         """The keys that were changed since."""

@@ -5,19 +5,40 @@ The hit is written out in the call: one lookup, one clock reading, one addition.
 
 from collections.abc import Callable, Coroutine
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from stillfresh.engine.calls import Call, Signature
 from stillfresh.engine.entry import Entry
-from stillfresh.engine.face import Face
+from stillfresh.engine.face import EntriesOutsideBlocks, Face
 from stillfresh.engine.model import Answer, Loaded
-from stillfresh.engine.resource import Handle, Resource, found, like_function
+from stillfresh.engine.resource import (
+    Handle,
+    Resource,
+    answer_or_raise,
+    found,
+    like_function,
+)
+from stillfresh.engine.rules import FOR_EVER
 from stillfresh.errors import MissingMethod
 
 V = TypeVar("V")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 S = TypeVar("S")
+Arguments: TypeAlias = tuple[object, ...]
+ByArguments: TypeAlias = (
+    dict[Arguments, Entry[Call[P], V]] | EntriesOutsideBlocks[Arguments, Call[P], V]
+)
 
 
 class CachedFunction(Face[Call[P], V], Generic[P, V]):
@@ -25,35 +46,49 @@ class CachedFunction(Face[Call[P], V], Generic[P, V]):
 
     __name__: str
     __wrapped__: Callable[..., Any]
+    what = "cached function"
 
     def __init__(
         self, resource: Face[Call[P], V], signature: Signature[P], function: Callable[P, object]
     ) -> None:
+        self._noted: dict[Arguments, Entry[Call[P], V]] = {}
         super().__init__(resource.core)
         self.signature = signature
         like_function(self, function, signature.shown)
 
-    def stand_back(self, *, back: bool) -> None:
-        """If `back`, leave every read to the core."""
-        super().stand_back(back=back)
-        self._by_arguments: dict[tuple[object, ...], Entry[Call[P], V]] = {}
+    def stand_back(self) -> None:
+        super().stand_back()
+        owner = self.core.owner
+        entries = {} if owner.blocks else self._noted
+        self._by_arguments: ByArguments[P, V] = entries
+        if owner.watched_blocks:
+            self._by_arguments = EntriesOutsideBlocks(entries)
 
-    def _note(self, args: tuple[object, ...], entry: Entry[Call[P], V]) -> None:
+    def _note(self, args: Arguments, entry: Entry[Call[P], V]) -> None:
         """Remember the entry of these arguments for the next call."""
-        if len(self._by_arguments) >= self.core.spec.max_entries:
-            self._by_arguments.clear()
-        self._by_arguments[args] = entry
+        if len(self._noted) >= self.core.spec.max_entries:
+            self._noted.clear()
+        self._noted[args] = entry
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.signature.check_in(owner, name)
 
 
-for _method in ("delete", "explain", "invalidate", "peek", "put", "refresh", "update", "watch"):
+for _method in (
+    *("changing", "delete", "explain", "invalidate", "peek", "put"),
+    *("refresh", "update", "watch"),
+):
     _text = (
         f"{{0}} is a cached function, and {_method}() is for one of its entries; "
         f"write {{0}}.of(...).{_method}(), with the arguments of the call in of(...)"
     )
     setattr(CachedFunction, _method, MissingMethod(_text))
+CachedFunction.cache_clear = MissingMethod(  # type: ignore[attr-defined] # of functools
+    "{0} is a cached function of stillfresh; write {0}.invalidate_all()"
+)
+CachedFunction.cache_info = MissingMethod(  # type: ignore[attr-defined]
+    "{0} is a cached function of stillfresh; write cache.stats(), of the whole cache"
+)
 
 
 class Function(CachedFunction[P, V]):
@@ -74,33 +109,45 @@ class Function(CachedFunction[P, V]):
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """Return the value. Raises LoadFailed if there is none to serve and the load fails."""
         try:
-            entry = None if kwargs else self._by_arguments.get(args)
-        except TypeError:  # an unhashable argument: `get` names it by its value
+            entry = None if kwargs else self._by_arguments[args]
+        except (KeyError, TypeError):  # TypeError: `get` names an unhashable argument by its value
             entry = None
         if entry is not None:
             clock = self._clock
-            now = clock()
             answer = entry.answer
-            if now < entry.until and answer.found:
-                reads = self._reads
-                unsampled = reads.unsampled - 1
-                reads.unsampled = unsampled
-                if not unsampled or not entry.is_used:
-                    reads.look_at(entry, answer, now)
+            if clock() < entry.until and answer.found:
+                if entry.is_used:
+                    for _ in self._reads.unsampled:  # as in `ReadCounts.hit`
+                        return answer.value
+                self._reads.hit(entry, answer, clock())
                 return answer.value
+            if answer is not None:  # None: memory has dropped the entry
+                known = self.core.reads.from_entry(entry.key, entry, clock())
+                if known is not None:
+                    return found(known, args)
         return found(await self.get(*args, **kwargs), args)
 
     async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
         """Return the answer of a call with these arguments. For a `max_age`, use `of(...).get`."""
         call = self.signature.call(*args, **kwargs)
-        entry = self.entry_of(call)
-        if entry is not None and not kwargs and self.signature.is_plain:
+        entry = self.entry_by_key.get(call)
+        if entry is None:
+            patience = self.core.spec.patience
+            return answer_or_raise(await self.core.reads.answer(call, FOR_EVER, patience))
+        if not kwargs and self.signature.is_plain:
             self._note(args, entry)
         return await self.resource.get(call)
 
+    async def invalidate_all(self, *, soft: bool = False) -> int:
+        """Invalidate the entries of all arguments, in all processes; return how many there are.
+
+        `soft`: reads get the old copies while they are refreshed. Raises StoreError.
+        """
+        return await self.resource.invalidate_all(soft=soft)
+
     def of(self, *args: P.args, **kwargs: P.kwargs) -> Handle[V]:
         """Return the handle of the entry that these arguments name."""
-        return Handle(self.resource, self.signature.call(*args, **kwargs))
+        return self.resource.handle_class(self.resource, self.signature.call(*args, **kwargs))
 
     @overload
     def __get__(self, obj: None, owner: type | None = None) -> Self: ...
@@ -123,8 +170,11 @@ class Bound(Function[Q, V]):
         self.__func__ = function
         self.__self__ = obj
 
-    async def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> V:
-        return await self.__func__(self.__self__, *args, **kwargs)
+    def __reduce__(self) -> Any:  # noqa: ANN401 (as in `object`)
+        return getattr, (self.__self__, self.__name__)
+
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> Coroutine[Any, Any, V]:
+        return self.__func__(self.__self__, *args, **kwargs)
 
     async def get(self, *args: Q.args, **kwargs: Q.kwargs) -> Answer[V]:
         return await self.__func__.get(self.__self__, *args, **kwargs)

@@ -9,22 +9,40 @@ import re
 import sys
 import types
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Final, Generic, NoReturn, TypeVar, Union, get_args, get_origin
+from difflib import get_close_matches
+from functools import partial, wraps
+from typing import (
+    Any,
+    Final,
+    Generic,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 from typing import get_type_hints as type_hints
 
 from stillfresh.checks import checked_bytes, checked_whole
 from stillfresh.durations import Duration, seconds
+from stillfresh.engine.mistakes import SilentMistakes
 from stillfresh.engine.model import Codec, Loaded, OwnTerms, checked_tags, utf8_size
 from stillfresh.engine.rules import Terms, absent_believed_for
-from stillfresh.engine.rules_objective import Objective
-from stillfresh.errors import ConfigError, LoadFailed, shown
+from stillfresh.engine.rules_truth import CALLS, Declared, Objectives
+from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, shown
 from stillfresh.freshness import Policy
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+D = TypeVar("D", bound=Callable[..., Any])
 
 KIND: Final = re.compile(r"[a-z][a-z0-9_]*")
 MAX_KEY: Final = 1_000_000
+
+Raises: TypeAlias = type[Exception] | tuple[type[Exception], ...]
+"""The type of `raises=`: an exception class, or several."""
 
 
 def checked_kind(name: str) -> str:
@@ -124,9 +142,10 @@ def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type
             f"__init__: self.prices = cache.batched(...)(self._load)"
         )
     if len(parameters) != 1:
+        definition = "def" if is_def(loader) else "async def"
         raise ConfigError(
             f"{name}: a batched loader takes one parameter, the list of keys; "
-            f"write async def {shown_name(loader)}(keys: list[str]) -> dict[str, ...]"
+            f"write {definition} {shown_name(loader)}(keys: list[str]) -> dict[str, ...]"
         )
     keys = get_args(hints.get(parameters[0].name))
     key_type = plain_type(keys[0]) if len(keys) == 1 else None
@@ -148,6 +167,15 @@ def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type
 def is_def(loader: Callable[..., Any]) -> bool:
     """True for a plain function: its call would block the event loop."""
     return not inspect.iscoroutinefunction(loader)
+
+
+def place_of(function: Callable[..., Any]) -> tuple[str, str] | None:
+    """Module and name of a function; None if its code may make several (`<locals>`, a lambda)."""
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    if module is None or name is None or "<" in name:
+        return None
+    return module, name
 
 
 def value_type(annotation: Any) -> Any:  # noqa: ANN401 (a type form)
@@ -202,6 +230,100 @@ def no_loader(_: object) -> NoReturn:
     raise LoadFailed("only a request for this entry can load it; send one")
 
 
+OPTIONS: Final = (
+    *("fresh_for", "stale_for", "error_for", "absent_for", "max_batch", "concurrency"),
+    *("max_entries", "max_bytes", "memory_for", "jitter", "tags", "codec", "key", "ignore"),
+    *("version", "lease_for", "load_timeout", "objective", "raises", "share", "patience"),
+    *("check", "true_within", "check_calls"),
+)
+"""The options of both decorators."""
+OTHER_NAMES: Final = {
+    "ttl": "fresh_for",
+    "expire": "fresh_for",
+    "expires": "fresh_for",
+    "expiration": "fresh_for",
+    "expiration_time": "fresh_for",
+    "max_age": "fresh_for, or max_age= of get()",
+    "timeout": "fresh_for for how long a value is fresh, load_timeout for how long a load may take",
+    "maxsize": "max_entries",
+    "max_size": "max_entries",
+    "early_ttl": "stale_for",
+    "stale_ttl": "stale_for",
+    "serializer": "codec",
+    "key_builder": "key",
+    "exclude": "ignore",
+    "namespace": "the first argument, which names the resource",
+    "prefix": "the first argument, which names the resource",
+    "exceptions": "raises",
+}
+"""Options of other libraries, and what they are called here."""
+NOT_OF_A_CACHE: Final = {
+    "get": "a cache has no keys of its own; declare a function with @cache.cached(...) and call it",
+    "set": "declare a function with @cache.cached(...); report.of(...).put(value) stores a value",
+    "delete": "write report.of(...).delete(), for one entry of a cached function",
+    "clear": "write cache.invalidate_all(), or clear() of one resource",
+    "memoize": "write @cache.cached(name, fresh_for=...)",
+}
+"""Methods of other caches, and what to write instead."""
+
+
+def check_options(decorator: str, unknown: Mapping[str, object]) -> None:
+    """Refuse options that there are not, and name those that are meant."""
+    for option in unknown:
+        meant = OTHER_NAMES.get(option)
+        if meant is None:
+            close = get_close_matches(option, OPTIONS, 1)
+            meant = close[0] if close else f"one of {', '.join(OPTIONS)}"
+        raise ConfigError(f"{decorator}: there is no option {option!r}; write {meant}")
+
+
+def checks_options(decorator: D) -> D:
+    """Say what to write if `cached` or `batched` is used without a name or without `fresh_for`.
+
+    Python itself would only say which argument is missing, before the decorator is called.
+    """
+    name_of = decorator.__name__
+
+    @wraps(decorator)
+    def checked(cache: object, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (any decorator)
+        example = f"write @cache.{name_of}('report', fresh_for='5m')"
+        is_named = bool(args) or "name" in options
+        if not is_named or (args and callable(args[0])):
+            raise TypeError(f"{name_of}: it needs the name of the resource; {example}")
+        if len(args) > 1:
+            raise TypeError(f"{name_of}: options are written by their names; {example}")
+        if "fresh_for" not in options:
+            known = {*OPTIONS, "name"}
+            unknown = {option: None for option in options if option not in known}
+            check_options(name_of, unknown)
+            raise TypeError(f"{name_of}: it needs fresh_for; {example}")
+        return decorator(cache, *args, **options)
+
+    return cast("D", checked)
+
+
+def checked_raises(kind: str, raises: object) -> tuple[type[Exception], ...]:
+    """The exception classes that `raises=` names."""
+    named = raises if isinstance(raises, tuple | list | set | frozenset) else (raises,)
+    for error in named:
+        if not isinstance(error, type) or not issubclass(error, Exception):
+            raise ConfigError(
+                f"{kind}: raises names exception classes, such as raises=(NotFound,), "
+                f"not {shown(error)}"
+            )
+        if issubclass(error, StillfreshError):
+            raise ConfigError(
+                f"{kind}: raises names exceptions of your own, not {error.__name__}, which "
+                f"stillfresh raises"
+            )
+    return tuple(named)
+
+
+def _same_tags(tags: Sequence[str], _: object) -> Sequence[str]:
+    """The `tags` function of a resource whose keys all have the same tags."""
+    return tags
+
+
 class Spec(Generic[K, V]):
     """The declaration of a resource. Raises ConfigError for an option that cannot be used.
 
@@ -213,7 +335,7 @@ class Spec(Generic[K, V]):
         kind: str,
         load: Callable[[list[K]], Any],
         codec: Codec[V],
-        tags: Callable[[K], Sequence[str]] | None,
+        tags: Callable[[K], Sequence[str]] | Sequence[str] | None,
         terms: Terms,
         *,
         max_batch: int = 1,
@@ -226,12 +348,20 @@ class Spec(Generic[K, V]):
         by_id: bool = True,
         in_thread: bool = False,
         held: Callable[[K], K] | None = None,
-        objective: str | None = None,
+        objective: Objectives = None,
+        raises: Raises = (),
+        share: bool = True,
+        patience: Duration | None = None,
+        function: Callable[..., Any] | None = None,
+        check: float = 0.0,
+        true_within: Duration | None = None,
+        check_calls: float = CALLS,
     ) -> None:
+        if isinstance(tags, str):
+            raise ConfigError(f"{kind}: tags is a list; write tags=[{tags!r}]")
         if tags is not None and not callable(tags):
-            raise ConfigError(f"{kind}: tags is a function of the key, not {shown(tags)}")
-        if not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
-            raise ConfigError(f"{kind}: codec must have encode and decode, not {shown(codec)}")
+            fixed = checked_tags(kind, tags)
+            tags = partial(_same_tags, fixed)
         self.kind = kind
         self.load = load
         self.codec = codec
@@ -252,8 +382,31 @@ class Spec(Generic[K, V]):
         """Its loaders are plain functions, which would block the event loop."""
         self.held = held
         """The key as memory holds it, without the arguments that only its load needs."""
-        own = None if objective is None else Objective.of(objective, name=f"{kind}: objective")
-        self.objective = own
+        fresh_for = terms.policy.fresh_for
+        declared = Declared.of(
+            kind,
+            objective,
+            check=check,
+            true_within=true_within,
+            check_calls=check_calls,
+            fresh_for=fresh_for,
+        )
+        self.objective = declared.objective
+        self.check = declared.check
+        """Which share of the reads is checked; None: none is."""
+        if not isinstance(share, bool):
+            raise ConfigError(f"{kind}: share is True or False, not {shown(share)}")
+        self.share = share
+        """False: each caller gets a value of its own, and memory holds bytes."""
+        if patience is not None:
+            patience = seconds(patience, name=f"{kind}: patience")
+        self.patience = patience
+        """Seconds that callers wait for a load, unless they say otherwise; None: to its end."""
+        self.function = function
+        """The decorated function, whose source is compared in development mode."""
+        self.mistakes = SilentMistakes(kind, codec)
+        self.raises = checked_raises(kind, raises)
+        """Exceptions of the loader that callers get as they are."""
 
     def tags_of(self, key: K) -> tuple[str, ...]:
         """The key's tags, or the error of the `tags` function."""

@@ -20,12 +20,14 @@ refuse all calls, or begin again with a new store.
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
-from contextlib import suppress
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 
 from stillfresh.bounded import sliced
 from stillfresh.clock import Clock
+from stillfresh.engine.at_least import AtLeast, Outboxes, demanded, new_maker, note_change
 from stillfresh.engine.counts import CacheStats, Lag
 from stillfresh.engine.fence import FenceClock
 from stillfresh.engine.model import Hook
@@ -75,14 +77,22 @@ class Lifecycle:
         )
         self.is_private = is_private
         """True if no other cache uses this store."""
+        self.maker = ""
+        """Names this opening of the cache in the tokens of its changes. A fork has another one."""
         self.blocks = 0
         """Open blocks of `bypassed()` and `recording()`, in any task."""
+        self.watched_blocks = 0
+        """Open blocks of `at_least()`, and loads for their readers, in any task."""
+        self._blocks_lock = threading.Lock()  # threads open blocks, too
+        self.passing_on: list[Callable[[BaseException], bool]] = []
+        """Each says of an exception of a loader whether callers get it as it is."""
         self.recording_to: RecordingBlock | None = None
         self._store = store
         self._can = capabilities_of(store)
         self._new_runtime = new_runtime
         self.hooks = hooks
         self._times: dict[str, Stopwatch] = {}
+        self.outboxes = Outboxes()
         self.lags: dict[str, Callable[[], Lag]] = {}
         """By the name of each outbox consumer that works for this cache."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,6 +108,37 @@ class Lifecycle:
         self.is_closed = self._is_forked = self._is_left = False
         self.new_store: Callable[[], Store] | None = None
         """Creates the store again in a forked child; None: the child is refused."""
+
+    def count_blocks(self, opened: int, watched: int) -> None:
+        """So many blocks of both kinds were opened, or closed if it is negative."""
+        with self._blocks_lock:
+            before = (self.blocks > 0, self.watched_blocks > 0)
+            self.blocks += opened
+            self.watched_blocks += watched
+            if before == (self.blocks > 0, self.watched_blocks > 0):
+                return
+            for core in tuple(self.cores.values()):
+                for face in core.faces:
+                    face.stand_back()
+
+    @contextmanager
+    def watching_reads(self) -> Iterator[None]:
+        """While a block is open, each read looks at its context before memory answers it."""
+        self.count_blocks(0, 1)
+        try:
+            yield
+        finally:
+            self.count_blocks(0, -1)
+
+    def leaves_memory(self) -> bool:
+        """True if memory may not answer reads of this code without the core."""
+        if self.blocks:
+            return True
+        return self.watched_blocks > 0 and demanded() is not None
+
+    def changed(self) -> str:
+        """This cache has changed something: return the token, and note it for its caller."""
+        return note_change(AtLeast(frozenset([self.maker])))
 
     async def open(self) -> None:
         """Open the store, on the running event loop; also after `close`. Raises StoreError."""
@@ -179,13 +220,13 @@ class Lifecycle:
             self.note(core, map(core.names.key, ids), "soft" if soft else "invalidate")
 
     def new_runtime(self, store: Store, **options: Any) -> Runtime:  # noqa: ANN401
-        """What resources share that use this store. The options are those of `Runtime`."""
+        """Return what all resources on this store share. The options are those of `Runtime`."""
         return self._new_runtime(store, self.hooks, self._times, **options)
 
     def counts(self) -> CacheStats:
-        """Count now, in whatever thread this is; the store is not asked, and `store` is None.
+        """Return the counts, from any thread, without asking the store: `store` is None.
 
-        Other threads than the cache's own wait for its loop, at most 10 s.
+        A thread other than the cache's own waits for its event loop, at most 10 s.
         """
         runtime = self.opened
         here = None
@@ -201,13 +242,13 @@ class Lifecycle:
         return self.counted()
 
     def counted(self) -> CacheStats:
-        """The counts so far, in the thread of the loop."""
+        """Return the counts so far. Call it in the thread of the event loop."""
         resources = {kind: core.counted() for kind, core in tuple(self.cores.items())}
         lags = {name: lag() for name, lag in self.lags.items()}
         return CacheStats(resources, None, lags, self.store_seconds())
 
     def store_seconds(self) -> dict[str, Timing]:
-        """By step of the store."""
+        """The time that the store took, by step."""
         timings = {step: times.timing() for step, times in self._times.items()}
         return {step: timing for step, timing in timings.items() if any(timing.counts)}
 
@@ -230,6 +271,7 @@ class Lifecycle:
         is_left = self._is_left or self._loop is not None
         if not is_live and not (is_left and not self._is_loop_free):
             return
+        self._blocks_lock = threading.Lock()  # another thread of the parent may have held it
         for core in self.cores.values():
             core.leave()
         if self.new_store is None:
@@ -278,6 +320,7 @@ class Lifecycle:
         except BaseException:
             self._opening = self._loop = None
             raise
+        self.maker = new_maker()
         runtime = self.opened = self.new_runtime(self._store)
         if runtime.can.push is not None and not self._is_ended_loop():
             runtime.news = News(runtime, runtime.can.push, self.cores)

@@ -24,7 +24,11 @@ nobody is promised more than the store could confirm.
 import asyncio
 import logging
 from collections.abc import Container, Hashable, Iterable, Mapping
+from contextlib import nullcontext
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+from msgspec import Struct
 
 from stillfresh.engine import rules
 from stillfresh.engine.entry import NEVER
@@ -36,13 +40,15 @@ from stillfresh.engine.load_states import (
     SUPERSEDED,
     End,
     LoadEvent,
+    LoadState,
 )
-from stillfresh.engine.loader import Loader, LoadGuard, LoadResult
+from stillfresh.engine.loader import LoadGuard, LoadResult
 from stillfresh.engine.model import Answer, Origin, Outcome, RefreshEnd, Span
 from stillfresh.engine.rules import NOTHING, Fail, MustLoad, Outlook, Serve
 from stillfresh.engine.spans import load_span, noted
+from stillfresh.engine.threads import note_interruption
 from stillfresh.engine.work import NOT_SENT, Waiter, Work
-from stillfresh.errors import LoadFailed
+from stillfresh.errors import LoadFailed, RaisedByLoader
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, Failure, Held, LateTags, Lease, Newer, Record
 from stillfresh.tasks import EagerTask, forget_cancellations, hide_from_run, show_to_run
@@ -57,74 +63,43 @@ T = TypeVar("T")
 SHORTEST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0  # seconds between two looks at another process's load
 
+NO_BLOCK: Final = nullcontext()
+
 logger = logging.getLogger(__name__)
 
 
-class Load(Generic[K, V]):
+class Load(Struct, Generic[K, V], eq=False):
     """The load of a batch of keys."""
 
-    __slots__ = (
-        "_fence",
-        "_loader",
-        "_loads",
-        "_memory",
-        "_runtime",
-        "_spec",
-        "_watcher",
-        "called_at",
-        "guard",
-        "interruption",
-        "is_over",
-        "is_stopped",
-        "leases",
-        "sent",
-        "span",
-        "state",
-        "takes_place",
-        "task",
-        "threads",
-        "waiting_for",
-        "works",
-    )
+    loads: "Loads[K, V]"
+    works: list[Work[K, V]]
+    takes_place: bool = False  # of the `concurrency` places
+    state: LoadState = ASKING
+    leases: dict[str, Lease] = {}
+    sent: int = NOT_SENT  # the fence's number when its copies were sent to the store
+    span: Span | None = None  # for hooks
+    task: EagerTask | None = None
+    """Its task, if it did not end in its first step."""
+    guard: LoadGuard | None = None
+    is_over: bool = False  # it took too long, and whatever its loader still does is ignored
+    is_stopped: bool = False  # the cache closes
+    is_in_thread: bool = False  # a thread runs its loader in the middle of its task's step
+    called_at: float = NEVER  # when the loader was called
+    interruption: BaseException | None = None
+    """What the loader raised to end the program: KeyboardInterrupt, SystemExit."""
+    waiting_for: dict[Waiter[Any, Any], "list[tuple[Loads[Any, Any], Any]]"] = {}
+    """The keys of other loads that its loader waits for, by the call that does."""
+    threads: "dict[object, Load[Any, Any]]" = {}
+    """Loads that run on the stack of its loader's thread: it can end only after them."""
 
-    def __init__(
-        self,
-        loads: "Loads[K, V]",
-        works: list[Work[K, V]],
-        *,
-        takes_place: bool = False,
-        begins: bool = True,
-    ) -> None:
-        """`takes_place`: it takes one of the `concurrency` places. `begins`: its keys begin now."""
-        self.works = works
-        self.state = ASKING
-        self.leases: dict[str, Lease] = {}
-        self.sent = NOT_SENT  # the fence's number when its copies were sent to the store
-        self.span: Span | None = None  # for hooks
-        self.task: EagerTask | None = None
-        """Its task, if it did not end in its first step."""
-        self.is_over = False  # it took too long, and whatever its loader still does is ignored
-        self.is_stopped = False  # the cache closes
-        self.called_at = NEVER  # when the loader was called
-        self.interruption: BaseException | None = None
-        """What the loader raised to end the program: KeyboardInterrupt, SystemExit."""
-        self.waiting_for: dict[Waiter[Any, Any], list[tuple[Loads[Any, Any], Any]]] = {}
-        """The keys of other loads that its loader waits for, by the call that does."""
-        self.threads: dict[object, Load[Any, Any]] = {}
-        """Loads that run on the stack of its loader's thread: it can end only after them."""
-        self._loads = loads
-        self._spec = loads.spec
-        self._memory = loads.memory
-        self._fence = loads.fence
-        self._watcher = loads.core.watcher
-        self._runtime = loads.runtime
-        self._loader: Loader[K, V] = loads.loader
-        self.guard: LoadGuard | None = None
-        self.takes_place = takes_place
-        for work in works:
+    def __post_init__(self) -> None:
+        for work in self.works:
             work.load = self
-        if begins:
-            self._begin(works)
+
+    @property
+    def is_at_least(self) -> bool:
+        """True if it loads for a caller that has seen a change: its loader reads like that, too."""
+        return any(work.at_least for work in self.works)
 
     def awaited_loads(self) -> "list[Load[Any, Any] | None]":
         """The loads that must end before this one can."""
@@ -141,11 +116,11 @@ class Load(Generic[K, V]):
 
         It raises only what the loader raised to end the program.
         """
-        kind = self._spec.kind
+        kind = self.loads.spec.kind
         try:
-            with load_span(self._runtime.hooks, kind, self):
-                if self._loads.has_puts:
-                    await self._loads.wait_for_puts(self.works)
+            with load_span(self.loads.runtime.hooks, kind, self):
+                if self.loads.storing_ids:
+                    await self.loads.wait_for_puts(self.works)
                 await self._ask_for_leases()
                 if self.works:
                     results = await self._call_loader()
@@ -157,16 +132,38 @@ class Load(Generic[K, V]):
         except Exception:
             logger.exception("%s: internal error of stillfresh", kind)
             self._fail("internal error of stillfresh; see the log")
-        except BaseException:  # a signal handler may raise here
-            self._fail("the load was interrupted")
+        except GeneratorExit:  # its loop is gone: nobody waits, and nothing can begin there
+            self.loads.is_closed = True
             raise
+        except BaseException as exc:  # a signal handler may raise here
+            self._fail("the load was interrupted")
+            if not note_interruption(exc):
+                raise
         finally:
-            self._loads.finish(self)
+            self.loads.finish(self)
+            if not self.is_over:  # or `end_late` still tells its callers
+                self._forget()
         if self.interruption is not None:
             raise self.interruption
 
+    def _forget(self) -> None:
+        """Leave what leads back to this load: the garbage collector shall have nothing to free."""
+        self.works = []
+        self.guard = None
+        self.task = None
+
+    def waits_in_thread(self) -> None:
+        """The thread that runs it waits for its loader now."""
+        self.is_in_thread = True
+        task = cast("EagerTask", asyncio.current_task())
+        if self.task is None:
+            self.loads.note_running(self, task)
+        hide_from_run(task)  # the end of the loop would wait for it
+
     def has_waited(self, task: EagerTask) -> None:
-        """It did not end in its first step."""
+        """It waits for something."""
+        if self.task is not None:
+            return
         self.task = task
         if self.state is LOADING:
             self.guard_loader(task)
@@ -176,7 +173,7 @@ class Load(Generic[K, V]):
     def guard_loader(self, task: EagerTask) -> None:
         """The loader waits: from now on it may be cancelled, and must be guarded."""
         show_to_run(task)
-        self.guard = LoadGuard(self._loader, self)
+        self.guard = LoadGuard(self.loads.loader, self)
 
     def end_guard(self) -> None:
         """The loader has ended. What follows is not cut off."""
@@ -190,10 +187,11 @@ class Load(Generic[K, V]):
         self.is_over = True
         if self.task is not None:
             self.task.cancel()
-        results = self._loader.timed_out(self.works)
+        results = self.loads.loader.timed_out(self.works)
         self._record(results)
         await self._publish(results)
-        self._loads.finish(self)
+        self.loads.finish(self)
+        self._forget()
 
     def is_ended(self, task: EagerTask) -> bool:
         """True if a cancellation of its task ends it: its time, the cache or the loop is over."""
@@ -204,25 +202,38 @@ class Load(Generic[K, V]):
         if self.task is None or self.is_over:
             return
         self.is_stopped = True
-        if self.state is LOADING:
+        if self.is_in_thread:  # nobody can cancel it, and closing does not wait for it
+            if self.guard is not None:
+                self.guard.end()
+            leases = self.leases
+            self.leases = {}
+            runtime = self.loads.runtime
+            runtime.child(self.loads.loader.release(list(leases.values()), {}), Context())
+        elif self.state is LOADING:
             self.task.cancel()
         elif self.state is ASKING:
-            self._runtime.loop.call_later(parting, self._stop_asking)
+            self.loads.runtime.loop.call_later(parting, self._stop_asking)
 
     def _stop_asking(self) -> None:
         if self.task is not None and self.state is ASKING:
             self.task.cancel()
 
     def _fail(self, why: str) -> None:
-        failed = LoadResult[V](error=LoadFailed(f"{self._spec.kind}: {why}"))
+        failed = LoadResult[V](error=LoadFailed(f"{self.loads.spec.kind}: {why}"))
         self._end(self.works, {work.id: failed for work in self.works})
+        self.loads.flush_soon()
+
+    def begin(self) -> "Load[K, V]":
+        """Its keys begin now."""
+        self._begin(self.works)
+        return self
 
     def _begin(self, works: Iterable[Work[K, V]]) -> None:
         """Draw the line: callers up to now are EARLY, and changes up to now are in the result.
 
         The fence advances, so that callers that join later have a greater number.
         """
-        clock = self._fence.clock
+        clock = self.loads.fence.clock
         for work in works:
             work.began = clock.now
         clock.advance()
@@ -234,29 +245,27 @@ class Load(Generic[K, V]):
 
     async def _ask_for_leases(self) -> None:
         """Ask for the leases. If the store is unavailable, load all keys without one."""
-        asks, failed = self._loader.asks(self.works)
+        asks, failed = self.loads.loader.asks(self.works)
         if failed:
             self._end([work for work in self.works if work.id in failed], failed)
             self.works = [work for work in self.works if work.id not in failed]
-        since = self._runtime.clock()
+        since = self.loads.runtime.clock()
         grants = None
         if asks:
-            grants = await self._loader.acquire(asks)
+            grants = await self.loads.loader.acquire(asks)
         grants = grants or {}
-        leases = {id_: grant for id_, grant in grants.items() if isinstance(grant, Lease)}
-        if self._loads.is_closed:  # callers have been told; nobody wants these leases
-            await self._loader.release(list(leases.values()), {})
+        if self.loads.is_closed:  # callers have been told; nobody wants these leases
+            granted = [grant for grant in grants.values() if isinstance(grant, Lease)]
+            await self.loads.loader.release(granted, {})
             self.works = []
             return
-        counts = self._memory.counts
-        if not self._loads.core.is_apart:
-            counts.leases_won += len(leases)
-            counts.leases_denied += len(grants) - len(leases)
+        leases = self.leases
         mine: list[Work[K, V]] = []
         held: list[Work[K, V]] = []
         for work in self.works:
             match grants.get(work.id):
-                case Lease():
+                case Lease() as lease:
+                    leases[work.id] = lease
                     mine.append(work)
                 case Newer(record):
                     self._look(work, record, since)
@@ -264,20 +273,23 @@ class Load(Generic[K, V]):
                     held.append(work)
                 case _:
                     if work.leased and not work.waiters:
-                        self._loads.drop(work)  # a refresh that is of no use without a lease
+                        self.loads.drop(work)  # a refresh that is of no use without a lease
                     else:
                         work.is_blind = True
                         self._begin([work])  # the loader is called only now
                         mine.append(work)
         if held:
-            self._loads.follow(self._follower_of(held))
+            self.loads.follow(self._follower_of(held))
         self.works = mine
-        self.leases = leases
         self._step(LoadEvent.GRANT)
+        if not self.loads.core.is_apart:
+            counts = self.loads.memory.counts
+            counts.leases_won += len(leases)
+            counts.leases_denied += len(grants) - len(leases)
 
     def _follower_of(self, works: list[Work[K, V]]) -> "Load[K, V]":
         """A load that follows another process, which loads these keys. They began before it."""
-        follower = Load(self._loads, works, begins=False)
+        follower = Load(self.loads, works)
         follower._step(LoadEvent.DENY)
         return follower
 
@@ -286,9 +298,9 @@ class Load(Generic[K, V]):
         pause = SHORTEST_PAUSE
         self._drop_unwaited()
         try:
-            with load_span(self._runtime.hooks, self._spec.kind, self):
+            with load_span(self.loads.runtime.hooks, self.loads.spec.kind, self):
                 while self.works:
-                    await self._pause(pause * (1 + 0.5 * self._runtime.dice()))
+                    await self._pause(pause * (1 + 0.5 * self.loads.runtime.dice()))
                     pause = min(LONGEST_PAUSE, pause * 1.5)
                     await self._look_around()
                     self._drop_unwaited()
@@ -296,8 +308,10 @@ class Load(Generic[K, V]):
             self._fail("the cache was closed")
             raise
         except Exception:
-            logger.exception("%s: internal error of stillfresh", self._spec.kind)
+            logger.exception("%s: internal error of stillfresh", self.loads.spec.kind)
             self._fail("internal error of stillfresh; see the log")
+        except GeneratorExit:  # as in `run`
+            raise
         except BaseException:  # a signal handler may raise here; the task keeps the exception
             self._fail("the load was interrupted")
             raise
@@ -306,21 +320,22 @@ class Load(Generic[K, V]):
         """Drop keys that another process loads and for which no caller waits here."""
         for work in self.works:
             if not work.waiters:
-                self._loads.drop(work)
+                self.loads.drop(work)
         self.works = [work for work in self.works if work.waiters]
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but end early if a put of this process, which may hold the lease, has ended."""
-        running = self._loads.puts
+        running = self.loads.puts
         puts = [running[work.key] for work in self.works if work.key in running]
         if not puts:
-            await self._runtime.sleep(seconds)
+            await self.loads.runtime.sleep(seconds)
             return
-        pause: asyncio.Future[Any] = asyncio.ensure_future(self._runtime.sleep(seconds))
+        pause: asyncio.Future[Any] = asyncio.ensure_future(self.loads.runtime.sleep(seconds))
         try:
             await asyncio.wait([pause, *puts], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            pause.cancel()
+            if not self.loads.runtime.loop.is_closed():  # as in `Watcher`
+                pause.cancel()
 
     async def _look_around(self) -> None:
         """Look at all keys; those that must wait longer stay.
@@ -329,9 +344,9 @@ class Load(Generic[K, V]):
         """
         self._step(LoadEvent.LOOK)
         self._begin(self.works)
-        since = self._runtime.clock()
+        since = self.loads.runtime.clock()
         # If this fails: ask for the lease again, and load without one if that fails too.
-        records = await self._loader.read([work.id for work in self.works]) or {}
+        records = await self.loads.loader.read([work.id for work in self.works]) or {}
         left: list[Work[K, V]] = []
         for work in self.works:
             if self._is_over(work):
@@ -343,7 +358,7 @@ class Load(Generic[K, V]):
 
     def _is_over(self, work: Work[K, V]) -> bool:
         """True if the cache was closed meanwhile."""
-        return self._loads.under_way.get(work.key) is not work
+        return self.loads.under_way.get(work.key) is not work
 
     def _look(
         self, work: Work[K, V], record: Record, since: float, *, waited: bool = False
@@ -352,20 +367,22 @@ class Load(Generic[K, V]):
 
         `waited`: for that process, which may still be loading. Returns False if it is.
         """
-        memory = self._memory
+        memory = self.loads.memory
         key = work.key
         seen = work.seen
         now = memory.now()
-        lease_for = self._spec.lease_for
+        lease_for = self.loads.spec.lease_for
         if waited:
-            plan = rules.plan_wait(record, seen, now, lease_for)
+            plan = rules.plan_wait(record, seen, now, lease_for, at_least=work.at_least)
         else:
-            plan = rules.plan_read(record, now, lease_for)
+            plan = rules.plan_read(record, now, lease_for, at_least=work.at_least)
         if plan is None:
             return False
         work.saw(record)
         # The change may be a put of this process, whose value this is.
-        is_changed = self._fence.is_changed(key, work.began) and not memory.has(key, record.copy)
+        is_changed = self.loads.fence.is_changed(key, work.began) and not memory.has(
+            key, record.copy
+        )
         keeps_cooldown = not is_changed and not work.forced
         match plan:
             case Serve(copy) if (
@@ -374,52 +391,56 @@ class Load(Generic[K, V]):
                 and (answer := memory.serve(key, plan, now, Origin.ANOTHER, since))
             ):
                 how = End.FOUND_STALE if plan.refresh else End.FOUND
-                ended = self._loads.end(work, how, is_changed=False)
+                if not plan.refresh and not work.forced and not work.outgrown:
+                    work.seen = seen  # callers that joined later find this copy, and load nothing
+                ended = self.loads.end(work, how, is_changed=False)
                 _settle(key, ended.told, answer)
                 noted(self.span, plan.verdict)
                 if plan.verdict is Verdict.FRESH:  # otherwise the next load tells the watches
-                    until = rules.watched_until(copy, self._spec.terms)
-                    self._watcher.landed(key, answer, until, now)
+                    until = rules.watched_until(copy, self.loads.spec.terms)
+                    self.loads.core.watcher.landed(key, answer, until, now)
             case Fail(failure):
                 self._tell_failure(work, End.COOLING, memory.failure_error(key, failure, now))
             case Serve() if keeps_cooldown and (pause := rules.cooling(record.failure, now)):
-                self._loads.give_fallback(key, plan.copy, work.waiters)  # if it can be read
+                self.loads.give_fallback(key, plan.copy, work.waiters)  # if it can be read
                 self._tell_failure(work, End.COOLING, memory.failure_error(key, pause, now))
             case plan:
                 if isinstance(plan, MustLoad) and plan.fallback is not None:
-                    self._loads.give_fallback(key, plan.fallback, work.waiters)
-                self._loads.end(work, End.GIVEN_UP, is_changed=is_changed)
-        self._loads.flush_soon()
+                    self.loads.give_fallback(key, plan.fallback, work.waiters)
+                self.loads.end(work, End.GIVEN_UP, is_changed=is_changed)
+        self.loads.flush_soon()
         return True
 
     # 2. The loader.
 
     async def _call_loader(self) -> dict[str, LoadResult[V]]:
         """The result of each key. If the cache closes meanwhile, release the leases."""
-        self.called_at = self._runtime.clock()
+        self.called_at = self.loads.runtime.clock()
+        watching = self.loads.core.owner.watching_reads() if self.is_at_least else NO_BLOCK
         try:
-            results = await self._loader.results(self, self.leases)
+            with watching:
+                results = await self.loads.loader.results(self, self.leases)
         except (asyncio.CancelledError, Exception):
             leases = self.leases
             self.leases = {}
             if not self.is_over:
-                await self._loader.release(list(leases.values()), {})
+                await self.loads.loader.release(list(leases.values()), {})
             raise
         self._record(results)
         return results
 
     def _record(self, results: dict[str, LoadResult[V]]) -> None:
-        recording = self._loads.core.recording
+        recording = self.loads.core.recording
         if recording is not None:
-            recording.loaded(self._spec, results, self.called_at)
+            recording.loaded(self.loads.spec, results, self.called_at)
 
     # 3. The publication.
 
     async def _publish(self, results: dict[str, LoadResult[V]]) -> None:
         """Publish the values, release the leases of failed keys, and answer the callers."""
         self._step(LoadEvent.SEND)
-        self.sent = self._fence.clock.now
-        self._fence.clock.advance()  # callers that join from now on may know of later changes
+        self.sent = self.loads.fence.clock.now
+        self.loads.fence.clock.advance()  # callers that join from now on may know of later changes
         leases = self.leases
         self.leases = {}
         copies: dict[str, tuple[Lease, Copy]] = {}
@@ -430,17 +451,43 @@ class Load(Generic[K, V]):
                 copies[id_] = lease, result.copy
                 if result.tags is not None:
                     late[id_] = result.tags
-        since = self._runtime.clock()
+        since = self.loads.runtime.clock()
         superseded = await self._send(copies, late)
         answered_for: Container[str] = copies if superseded is not None else ()
         if superseded is None or len(copies) < len(leases):
+            refused = [
+                work for work in self.works if isinstance(results[work.id].error, RaisedByLoader)
+            ]
+            if refused:
+                await self._expire(refused, leases)
             failures = {
                 id_: result.failure for id_, result in results.items() if result.failure is not None
             }
             without_copy = [lease for id_, lease in leases.items() if id_ not in answered_for]
             # Begins the cooldown of each failed key, for all processes.
-            await self._loader.release(without_copy, failures)
+            await self.loads.loader.release(without_copy, failures)
         self._end(self.works, results, answered_for, superseded or (), since)
+
+    async def _expire(self, works: list[Work[K, V]], leases: Mapping[str, Lease]) -> None:
+        """The loader raised what `raises=` names: the copies of these keys are EXPIRED.
+
+        Not those that somebody changed since the load began: they may be newer than its answer.
+        """
+        expiring = [
+            work
+            for work in works
+            if work.seen is not None
+            and work.id in leases
+            and not self.loads.fence.is_changed(work.key, work.began)
+        ]
+        if not expiring:
+            return
+        keys = [work.key for work in expiring]
+        with self.loads.core.changes.overtaking(keys, voids=False) as step:
+            await self.loads.loader.expire([leases[work.id] for work in expiring])
+        for work in expiring:
+            if work.key not in step.changed:  # but by this load itself
+                work.began = self.loads.fence.clock.now
 
     async def _send(
         self, copies: dict[str, tuple[Lease, Copy]], late: LateTags
@@ -451,7 +498,7 @@ class Load(Generic[K, V]):
         end the load: the values count as not stored, and the leases are released.
         """
         try:
-            return await self._loader.publish(copies, late)
+            return await self.loads.loader.publish(copies, late)
         except asyncio.CancelledError:
             task = cast("EagerTask", asyncio.current_task())
             if self.is_ended(task):
@@ -470,10 +517,10 @@ class Load(Generic[K, V]):
         since: float = NEVER,  # the store was asked to keep them, so nothing later is known
     ) -> None:
         """End each key as its result says; all at once, before the next loads begin."""
-        now = self._memory.now()
+        now = self.loads.memory.now()
         outlook: Outlook | None = None
-        have_failed = len(self._memory.causes) > 0  # most loads have no failure to forget
-        under_way = self._loads.under_way
+        have_failed = self.loads.memory.has_failures  # most loads have no failure to forget
+        under_way = self.loads.under_way
         for work in works:
             if under_way.get(work.key) is not work:
                 continue  # the cache was closed
@@ -483,18 +530,18 @@ class Load(Generic[K, V]):
                 work.by.private = result.private
             if result.error is not None:
                 self._remember(work, result.failure, result.error)
-                self._memory.has_failed(work.key, result.failure)
+                self.loads.memory.has_failed(work.key, result.failure)
                 self._tell_failure(work, End.FAILED, result.error)
             elif (copy := result.copy) is not None:
                 if have_failed:
-                    self._memory.causes.forget(work.key)
+                    self.loads.memory.forget_failure(work.key)
                 how = SUPERSEDED if id_ in superseded else LOADED
                 if outlook is None or copy.policy is not outlook.policy:
-                    outlook = self._memory.outlook(copy, now)
-                    noted(self.span, outlook.at_arrival)
+                    outlook = self.loads.memory.outlook(copy, now)
+                    if self.span is not None:
+                        noted(self.span, outlook.at_arrival)
                 stored_since = since if id_ in answered_for else None
                 self._tell_value(work, how, copy, result, outlook, stored_since)
-        self._loads.flush_soon()
 
     def _remember(self, work: Work[K, V], failure: Failure | None, error: LoadFailed) -> None:
         """Keep the error with its cause for later callers of this process."""
@@ -503,8 +550,8 @@ class Load(Generic[K, V]):
         if work.by is not None and work.by.load is not None:
             # The cause may hold a response that was meant for the caller with this loader alone.
             error = type(error)()
-        self._memory.remember(work.key, failure, error)
-        self._loads.forget_causes_soon()
+        self.loads.memory.remember(work.key, failure, error)
+        self.loads.forget_causes_soon()
 
     def _tell_value(  # noqa: PLR0917 (called for each key that is loaded)
         self,
@@ -518,12 +565,12 @@ class Load(Generic[K, V]):
         """`since` is None if the store does not have the value."""
         key = work.key
         value = result.value
-        memory = self._memory
-        fence = self._fence
+        memory = self.loads.memory
+        fence = self.loads.fence
         is_changed = False
         if fence.clock.last_change > work.began:
             is_changed = fence.is_changed(key, work.began, result.tags or ())
-        ended = self._loads.end(work, how, is_changed=is_changed)
+        ended = self.loads.end(work, how, is_changed=is_changed)
         verdict = Verdict.STALE if ended.is_overtaken else outlook.at_arrival
         found = copy.value is not None
         at = copy.fetched_at
@@ -543,7 +590,7 @@ class Load(Generic[K, V]):
                 value, found, given, at, origin, clock, None, unverified, copy.policy, copy.mark
             )
             if not_stored is not None:
-                waiter.not_stored[key] = not_stored
+                waiter.notes.not_stored[key] = not_stored
             waiter.settle(key, answer)  # type: ignore[arg-type]
             origin = Origin.ANOTHER
         if ended.is_overtaken:
@@ -555,17 +602,22 @@ class Load(Generic[K, V]):
             memory.keep(key, copy, value, outlook, since)
         if result.tags is not None:
             memory.retag(key, copy.generation, result.tags)
-        watcher = self._watcher
+        watcher = self.loads.core.watcher
         if key in watcher.watches or watcher.late:
             watcher.tell(key, copy, value, outlook, unverified=since is None)
 
     def _tell_failure(self, work: Work[K, V], how: End, error: LoadFailed) -> None:
-        noted(self.span, Verdict.GONE, error.__cause__ or error)
-        is_changed = self._fence.is_changed(work.key, work.began)
-        ended = self._loads.end(work, how, is_changed=is_changed)
+        is_changed = self.loads.fence.is_changed(work.key, work.began)
+        if isinstance(error, RaisedByLoader):
+            noted(self.span, Verdict.GONE)
+            if not is_changed:  # else it says nothing of what is there now
+                self.loads.memory.note_refusal(work.key, self.loads.memory.now())
+        else:
+            noted(self.span, Verdict.GONE, error.__cause__ or error)
+        ended = self.loads.end(work, how, is_changed=is_changed)
         _settle(work.key, ended.told, error)
-        if work.key in self._watcher.watches:
-            self._watcher.look_again([work.key])
+        if work.key in self.loads.core.watcher.watches:
+            self.loads.core.watcher.look_again([work.key])
 
 
 def _settle(key: K, waiters: Iterable[Waiter[K, V]], outcome: Outcome[V]) -> None:

@@ -6,11 +6,11 @@ times mean, and the store enforces the law.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from contextvars import Context
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -19,6 +19,7 @@ from stillfresh.engine import rules
 from stillfresh.engine.codecs import advice_on
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.keys import Spec
+from stillfresh.engine.mistakes import LARGE_VALUE
 from stillfresh.engine.model import Dropped, Loaded, Origin, Private
 from stillfresh.engine.rules import Absent
 from stillfresh.engine.work import CURRENT, Work
@@ -26,13 +27,15 @@ from stillfresh.errors import (
     LONGEST_TEXT,
     BadValue,
     LoadFailed,
+    RaisedByLoader,
     StoreError,
     error_text,
     without_secrets,
 )
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record
-from stillfresh.tasks import EagerTask, forget_cancellations
+from stillfresh.tasks import forget_cancellations
+from stillfresh.turns import THIS_THREAD, TICK
 
 if TYPE_CHECKING:
     from stillfresh.engine.load import Load
@@ -45,6 +48,7 @@ T = TypeVar("T")
 NO_VALUE: Final = (Absent, Private, BaseException)
 RENEWALS: Final = 3  # renewals in the time of a lease, so that one may be lost
 UNGUARDED_TURNS: Final = 2  # turns of the loop in which a load may end without a guard
+UNGUARDED_SECONDS: Final = TICK  # the same for a load whose loader runs in a waiting thread
 
 logger = logging.getLogger(__name__)
 
@@ -62,14 +66,27 @@ class LoadResult(Struct, Generic[V], frozen=True):
     """Only for the caller that brought the loader."""
     tags: tuple[str, ...] | None = None  # tags that came with the value
 
+    @property
+    def is_answered(self) -> bool:
+        """True unless the load failed. An exception that `raises=` names is an answer."""
+        return self.error is None or isinstance(self.error, RaisedByLoader)
+
 
 class Loader(Generic[K, V]):
     """Asks the store and the loader of one resource; a store that fails is counted and logged."""
 
-    def __init__(self, spec: Spec[K, V], runtime: "Runtime", counts: Counts) -> None:
+    def __init__(
+        self,
+        spec: Spec[K, V],
+        runtime: "Runtime",
+        counts: Counts,
+        passes_on: Callable[[BaseException], bool],
+    ) -> None:
+        """`passes_on`: True for an exception of the loader that callers get as it is."""
         self.spec = spec
         self.runtime = runtime
         self._counts = counts
+        self._passes_on = passes_on
 
     async def asked(self, what: str, step: Awaitable[T]) -> T | None:
         """The store's answer; None if it is unavailable."""
@@ -92,7 +109,7 @@ class Loader(Generic[K, V]):
                 tags = () if self.spec.tags is None else self.spec.tags_of(work.key)
                 asks.append(Ask(work.id, work.seen, tags, work.failures_seen))
             except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
-                failed[work.id] = self._failed_result(work, exc, "its tags= failed")
+                failed[work.id] = self._load_failed_result(work, exc, "its tags= failed")
         if failed:
             self._log(failed)
         return asks, failed
@@ -133,6 +150,18 @@ class Loader(Generic[K, V]):
             store = self.runtime.store
             await self.asked("release a lease", store.release(self.spec.kind, leases, failures))
 
+    async def expire(self, leases: list[Lease]) -> None:
+        """Invalidate these ids. An id whose lease was lost has a newer copy, which stays."""
+        store = self.runtime.store
+        kind = self.spec.kind
+        renewing = store.renew(kind, leases, self.spec.lease_for)
+        lost = await self.asked("renew a lease", renewing)
+        if lost is None:
+            return
+        ids = [lease.id for lease in leases if lease.id not in lost]
+        if ids:
+            await self.asked("invalidate a copy", store.invalidate(kind, ids))
+
     async def results(
         self, load: "Load[K, V]", leases: Mapping[str, Lease]
     ) -> dict[str, LoadResult[V]]:
@@ -153,11 +182,13 @@ class Loader(Generic[K, V]):
             load.span.seconds = seconds
             load.span.origin = Origin.LOADED
         took = self.runtime.clock() - sent
-        self._report_slow(took)
+        if took >= self.spec.terms.policy.fresh_for:
+            self._report_slow(took)
+        failed_before = counts.failed
         results = self._results(works, values, leases, sent, took)
         if counts.failing:
-            counts.mended(id_ for id_, result in results.items() if result.error is None)
-        if any(result.failure is not None for result in results.values()):
+            counts.mended(id_ for id_, result in results.items() if result.is_answered)
+        if counts.failed != failed_before:
             self._log(results)
         return results
 
@@ -175,6 +206,7 @@ class Loader(Generic[K, V]):
         """
         terms = self.spec.terms
         codec = self.spec.codec
+        mistakes = self.spec.mistakes
         dice = self.runtime.dice
         absent_policy: Policy | None = None
         results: dict[str, LoadResult[V]] = {}
@@ -185,6 +217,11 @@ class Loader(Generic[K, V]):
             try:
                 if not isinstance(result, NO_VALUE):
                     copy, value = rules.kept(result, terms, codec, (generation, sent), dice)
+                    data = copy.value
+                    is_large = isinstance(data, bytes) and len(data) > LARGE_VALUE
+                    is_odd = mistakes.is_untyped and rules.odd_part(result) is not None
+                    if is_large or is_odd:
+                        mistakes.look_at_value(work.key, result, data)
                     tags = result.tags if isinstance(result, Loaded) else None
                     results[work.id] = LoadResult(copy, value, tags=tags)
                 elif isinstance(result, BaseException):
@@ -207,15 +244,25 @@ class Loader(Generic[K, V]):
         raised.__cause__ = error
         return self._cooling_result(work, raised, text[:LONGEST_TEXT])
 
-    def _failed_result(
+    def _failed_result(self, work: Work[K, V], error: BaseException) -> LoadResult[V]:
+        """The loader raised this, or returned it for the key."""
+        if self._passes_on(error):
+            return LoadResult(error=RaisedByLoader(self._failure_text(work, error), error))
+        return self._load_failed_result(work, error)
+
+    def _load_failed_result(
         self, work: Work[K, V], error: BaseException, what: str = "loading failed"
     ) -> LoadResult[V]:
-        text = error_text(error)
-        raised = LoadFailed(f"{self.spec.kind} {work.key!r}: {what}: {text}")
+        raised = LoadFailed(self._failure_text(work, error, what))
         raised.__cause__ = error
         if isinstance(error, Dropped):
             return LoadResult(error=raised)
-        return self._cooling_result(work, raised, text)
+        return self._cooling_result(work, raised, error_text(error))
+
+    def _failure_text(
+        self, work: Work[K, V], error: BaseException, what: str = "loading failed"
+    ) -> str:
+        return f"{self.spec.kind} {work.key!r}: {what}: {error_text(error)}"
 
     def _cooling_result(self, work: Work[K, V], raised: LoadFailed, text: str) -> LoadResult[V]:
         """The load has failed, so its key cools down. `text`: what the store remembers."""
@@ -248,13 +295,17 @@ class Loader(Generic[K, V]):
         keys = [work.key for work in load.works]
         kind = self.spec.kind
         error: BaseException
-        task = cast("EagerTask", asyncio.current_task())
+        task: Any = asyncio.current_task()
         if load.task is not None:
             load.guard_loader(load.task)
+        is_left = False
         # Only while the loader runs: what a store starts in its steps may outlive the load.
         token = CURRENT.set(load)
         try:
-            value = await self._work(load, keys)
+            if self.spec.in_thread or load.works[0].by is not None:
+                value = await self._call_for(load, keys)
+            else:
+                value = await self.spec.load(list(keys))
             return rules.results_of(kind, keys, value)
         except asyncio.CancelledError:
             if load.is_ended(task):
@@ -265,24 +316,30 @@ class Loader(Generic[K, V]):
         except (KeyboardInterrupt, SystemExit) as exc:
             load.interruption = exc  # raised again when the leases are released
             error = exc
-        except BaseException as exc:  # noqa: BLE001 (GeneratorExit, or somebody's own)
+        except BaseException as exc:  # GeneratorExit, or somebody's own
+            # A GeneratorExit from outside of the task: its loop is gone, and Python cleans up.
+            is_left = asyncio.current_task(self.runtime.loop) is not task
+            if is_left:
+                raise
             error = exc
         finally:
-            CURRENT.reset(token)
-            load.end_guard()
-            if task.cancelling() and not load.is_ended(task):
-                await forget_cancellations(task)  # the loader's own: the load goes on
+            if not is_left:
+                CURRENT.reset(token)
+                load.end_guard()
+                if task.cancelling() and not load.is_ended(task):
+                    await forget_cancellations(task)  # the loader's own: the load goes on
         return dict.fromkeys(keys, error)
 
     def timed_out(self, works: list[Work[K, V]]) -> dict[str, LoadResult[V]]:
         """The results of a load that took too long."""
         self._counts.load_seconds.note(self.spec.load_timeout)
         error = TimeoutError(f"no answer within {self.spec.load_timeout:g} s (load_timeout)")
-        results = {work.id: self._failed_result(work, error) for work in works}
+        # It is the cache's error, not the loader's: `raises=` does not name it.
+        results = {work.id: self._load_failed_result(work, error) for work in works}
         self._log(results)
         return results
 
-    async def _work(self, load: "Load[K, V]", keys: list[K]) -> object:
+    async def _call_for(self, load: "Load[K, V]", keys: list[K]) -> object:
         """Call the resource's loader, or that of the caller; a plain function runs in a thread."""
         caller = load.works[0].by
         own = None if caller is None else caller.load
@@ -296,9 +353,9 @@ class Loader(Generic[K, V]):
         return value if own is None else {keys[0]: value}
 
     def _report_slow(self, took: float) -> None:
-        """Log once for a resource."""
+        """Nothing is fresh when it arrives: log that once for a resource."""
         fresh_for = self.spec.terms.policy.fresh_for
-        if 0 < fresh_for <= took and not self._counts.slow_reported:
+        if fresh_for > 0 and not self._counts.slow_reported:
             self._counts.slow_reported = True
             message = (
                 "%s: the loader took %.3g s, and what it loads is fresh for %.3g s, which count "
@@ -320,7 +377,12 @@ class LoadGuard:
         self._load = load
         self._task: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
-        self._next_turn = loader.runtime.loop.call_soon(self._wait_turns, UNGUARDED_TURNS)
+        loop = loader.runtime.loop
+        self._next_turn: asyncio.Handle
+        if THIS_THREAD.has_turn:  # the loop has its turns meanwhile
+            self._next_turn = loop.call_later(UNGUARDED_SECONDS, self._wait_turns, 0)
+        else:
+            self._next_turn = loop.call_soon(self._wait_turns, UNGUARDED_TURNS)
 
     def end(self) -> None:
         """The loader has ended."""
@@ -329,6 +391,9 @@ class LoadGuard:
             self._renewing.cancel()
         if self._task is not None and not self._load.is_over:
             self._task.cancel()
+        # A cancelled task keeps its exception, whose traceback leads to this guard.
+        self._renewing = None
+        self._task = None
 
     def _wait_turns(self, left: int) -> None:
         runtime = self._loader.runtime

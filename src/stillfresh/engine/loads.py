@@ -10,8 +10,10 @@ queued again before anybody is told.
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from functools import partial
 from threading import local
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -20,10 +22,12 @@ from stillfresh.engine.load_states import LOADING, PUBLISHING, End, Ended
 from stillfresh.engine.loader import Loader
 from stillfresh.engine.rules import FOR_EVER, NOTHING
 from stillfresh.engine.runtime import Runtime
+from stillfresh.engine.threads import is_interrupted, note_awaited
 from stillfresh.engine.work import CURRENT, Waiter, Work
-from stillfresh.errors import LoadFailed, NotOpen
+from stillfresh.errors import LoadFailed, LoadTimeout, NotOpen
 from stillfresh.stores.contract import Copy, Lease, Record
 from stillfresh.tasks import EagerTask
+from stillfresh.turns import THIS_THREAD
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
@@ -46,6 +50,8 @@ class Stack(local):
 
 
 STACK: Final = Stack()
+OPEN_CHANGES: ContextVar[tuple[object, ...]] = ContextVar("stillfresh_changes", default=())
+"""The `changing` blocks around this code, or around the code that started its task."""
 
 
 class Loads(Generic[K, V]):
@@ -59,21 +65,26 @@ class Loads(Generic[K, V]):
         self.fence = core.fence
         self.under_way: dict[K, Work[K, V]] = {}
         self.puts: dict[K, asyncio.Future[None]] = {}  # running, by key
-        self._runtime = runtime
+        self.changed_by: dict[K, object] = {}
+        """The open `changing` of a key, which holds its lease."""
         self._pending: deque[Work[K, V]] = deque()
         self._urgent: deque[Work[K, V]] = deque()
         self._places = 0  # of `concurrency` that are taken
+        self._runtime = runtime
         self.is_closed = False
         self._is_flush_planned = False
         self._is_starting = False  # loads are being started, up the stack
         self._begins_at_once = runtime is not None and runtime.can.process is not None
         self._starts = 0  # loads that began since the loop was last given a turn
         self._seconds = 0.0  # and how long their first steps took
-        self._storing: dict[str, asyncio.Future[None]] = {}  # puts on their way, by id
+        self.storing_ids: dict[str, asyncio.Future[None]] = {}
+        """Puts of this process that are on their way to the store, by id."""
         self._running: dict[Load[K, V], EagerTask] = {}
         self._followers: set[asyncio.Task[Any]] = set()
         if runtime is not None:
-            self.loader: Loader[K, V] = Loader(core.spec, runtime, core.memory.counts)
+            self.loader: Loader[K, V] = Loader(
+                core.spec, runtime, core.memory.counts, core.passes_on
+            )
         self._forgetting: asyncio.TimerHandle | None = None
         if runtime is not None and core.spec.in_thread:
             runtime.threads.allow(core.spec.concurrency)
@@ -90,6 +101,12 @@ class Loads(Generic[K, V]):
         self, key: K, id_: str, record: Record, waiter: Waiter[K, V], *, forced: bool = False
     ) -> None:
         """Wait for the load of this key: the running one, or a new one."""
+        if key in self.changed_by and self.changed_by[key] in OPEN_CHANGES.get():
+            waiter.outcomes[key] = LoadFailed(
+                f"{self.spec.kind} {key!r}: it cannot be loaded inside its own changing(), which "
+                f"holds its lease; read it before the block, or read your database inside"
+            )
+            return
         running = self.under_way.get(key)
         if running is not None:
             self.memory.counts.coalesced += 1
@@ -102,26 +119,32 @@ class Loads(Generic[K, V]):
         waiter.wait_for(self, key)
         work.forced |= forced
         work.outgrown |= waiter.max_age < FOR_EVER
-        work.join(waiter, self.fence.clock.now, knows=key not in waiter.unread)
+        work.join(waiter, self.fence.clock.now, knows=key not in waiter.notes.unread)
         waiter.missing += 1
 
     def join_missing(self, texts: Mapping[K, str], waiter: Waiter[K, V]) -> None:
         """The same for many keys that the store does not have."""
-        if waiter.load or CURRENT.get() or not self.under_way.keys().isdisjoint(texts):
+        if (
+            waiter.load
+            or self.changed_by
+            or CURRENT.get()
+            or not self.under_way.keys().isdisjoint(texts)
+        ):
             for key, id_ in texts.items():
                 self.join(key, id_, NOTHING, waiter)
             return
         now = self.fence.clock.now
-        new = {key: Work(key, id_, {waiter: now}, now) for key, id_ in texts.items()}
-        self.under_way.update(new)
-        self._pending.extend(new.values())
-        waiter.missing += len(new)
+        for key, id_ in texts.items():
+            work = Work(key, id_, {waiter: now}, now, at_least=waiter.at_least is not None)
+            self.under_way[key] = work
+            self._pending.append(work)
+        waiter.missing += len(texts)
 
     def want(
         self, key: K, id_: str, record: Record, by: Waiter[K, V], *, leased: bool = False
     ) -> None:
         """Refresh in the background, if there is room. `leased`: only if a lease is granted."""
-        if len(self._pending) < MAX_BEHIND:
+        if len(self._pending) < MAX_BEHIND and not self.memory.is_refused(key):
             is_new = key not in self.under_way
             work = self._add(key, id_, record, by)
             work.wanted = True
@@ -134,18 +157,43 @@ class Loads(Generic[K, V]):
             if work is not None:
                 work.waiters.pop(waiter, None)
 
-    async def wait(self, waiter: Waiter[K, V]) -> None:
-        """Wait until the joined loads have ended."""
+    async def wait(self, waiter: Waiter[K, V], keys: Iterable[K] = ()) -> None:
+        """Wait until the joined loads have ended, or the caller's patience.
+
+        `keys`: those that the caller asked for; needed if it has a `patience`.
+        """
         if not waiter.missing or (waiter.each and waiter.outcomes):
             return
         woken = self.runtime.loop.create_future()
+        waiter.wake = partial(_wake, woken)
+        if waiter.patience is None:
+            await woken
+            return
+        pause: asyncio.Future[Any] = asyncio.ensure_future(self.runtime.sleep(waiter.patience))
+        try:
+            await asyncio.wait([woken, pause], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not self.runtime.loop.is_closed():  # as in `Watcher`
+                pause.cancel()
+        if not woken.done():
+            self._stop_waiting(waiter, keys, waiter.patience)
 
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        waiter.wake = wake
-        await woken
+    def _stop_waiting(self, waiter: Waiter[K, V], keys: Iterable[K], patience: float) -> None:
+        """The caller's patience is over: it gets the old copies. The loads go on without it."""
+        now = self.memory.now()
+        for key in keys:
+            work = self.under_way.get(key)
+            if work is None or waiter not in work.waiters:
+                continue
+            del work.waiters[waiter]
+            work.wanted = True
+            error: LoadFailed = LoadTimeout(
+                f"{self.spec.kind} {key!r}: its load takes longer than {patience:g} s (patience); "
+                f"it goes on"
+            )
+            if work.failure is not None and key in waiter.notes.fallbacks:
+                error = self.memory.failure_error(key, work.failure, now)
+            waiter.settle(key, error)
 
     def give_fallback(
         self, key: K, copy: Copy, waiters: Iterable[Waiter[K, V]], *, unverified: bool = False
@@ -154,7 +202,7 @@ class Loads(Generic[K, V]):
         old = self.memory.fallback(key, copy, unverified=unverified)
         if old is not None:
             for waiter in waiters:
-                waiter.fallbacks[key] = old
+                waiter.notes.fallbacks[key] = old
 
     def _add(self, key: K, id_: str, record: Record, by: Waiter[K, V]) -> Work[K, V]:
         """The work of this key: an existing one, or a new one at the end of the queue."""
@@ -184,21 +232,20 @@ class Loads(Generic[K, V]):
         Loads of one key need not wait for others: they begin now, inside the reader's call. But not
         on a store that other processes use. There the load may find another process's copy, which
         is given only to callers that asked before the load began; so all callers of this turn
-        shall have asked by then.
+        shall have asked by then. A thread that runs the engine itself is alone in its turn.
         """
-        if self._begins_at_once and self.spec.max_batch == 1 and self._may_start:
+        if THIS_THREAD.has_turn:
+            self._flush_in_thread()
+        elif self._begins_at_once and self.spec.max_batch == 1:
             self._flush()
         else:
             self.flush_soon()
 
-    @property
-    def _may_start(self) -> bool:
-        """False if the loop must have a turn first."""
-        return self._starts < MOST_STARTS and self._seconds < MOST_SECONDS
-
     def flush_soon(self) -> None:
-        """Start queued loads when this turn of the loop is over."""
-        if not self._is_flush_planned:
+        """Start queued loads, if there are any, when this turn of the loop is over."""
+        if self.is_closed:  # its loop may be closed, too
+            return
+        if not self._is_flush_planned and (self._pending or self._urgent):
             self._is_flush_planned = True
             self.runtime.loop.call_soon(self._flush_planned)
 
@@ -211,6 +258,8 @@ class Loads(Generic[K, V]):
     def _flush(self) -> None:
         """Start as many loads as `concurrency` allows, and no more than a turn of the loop may.
 
+        The others begin when the loop has had a turn.
+
         A load that ends in its first step, or whose loader asks for more, comes here again: then
         the call up the stack goes on with the queue.
         """
@@ -218,7 +267,7 @@ class Loads(Generic[K, V]):
             return
         self._is_starting = True
         try:
-            while self._may_start:
+            while self._starts < MOST_STARTS and self._seconds < MOST_SECONDS:
                 load = self._next_load()
                 if load is None:
                     return
@@ -226,6 +275,21 @@ class Loads(Generic[K, V]):
         finally:
             self._is_starting = False
         self.flush_soon()
+
+    def _flush_in_thread(self) -> None:
+        """Start loads in a thread that waits for them; it holds up no loop.
+
+        While it waits for a server or a loader, it has given its turn away. So it does not look at
+        `_is_starting`: others begin loads meanwhile, and so does its own loader.
+        """
+        with self.runtime.waited_for() as awaited:
+            note_awaited(awaited)
+            while not is_interrupted():
+                load = self._next_load()
+                if load is None:
+                    return
+                self._start(load)
+        self.flush_soon()  # others may wait for what is queued
 
     def _start(self, load: Load[K, V]) -> None:
         """Run the first step of the load, here and now."""
@@ -240,20 +304,24 @@ class Loads(Generic[K, V]):
             STACK.starts -= 1
             self._seconds += runtime.loop.time() - began
         if not task.done():
-            self._running[load] = task
-            load.has_waited(task)
+            self.note_running(load, task)
+
+    def note_running(self, load: Load[K, V], task: EagerTask) -> None:
+        """The load waits: it did not end in its first step, or this step waits in a thread."""
+        self._running[load] = task
+        load.has_waited(task)
 
     def _next_load(self) -> Load[K, V] | None:
         """The next batch. A load inside a load takes no place."""
         if self._urgent:
             batch = self._take(self._urgent)
             if batch:
-                return Load(self, batch)
+                return Load(self, batch).begin()
         if self._pending and self._places < self.spec.concurrency:
             batch = self._take(self._pending)
             if batch:
                 self._places += 1
-                return Load(self, batch, takes_place=True)
+                return Load(self, batch, takes_place=True).begin()
         return None
 
     def _take(self, queue: deque[Work[K, V]]) -> list[Work[K, V]]:
@@ -280,8 +348,7 @@ class Loads(Generic[K, V]):
         if load.takes_place:
             load.takes_place = False
             self._places -= 1
-        if self._pending or self._urgent:  # after the callers, which may join what is queued
-            self.flush_soon()
+        self.flush_soon()  # after the callers, which may join what is queued
 
     # Loads end.
 
@@ -300,6 +367,7 @@ class Loads(Generic[K, V]):
                 wanted=work.wanted,
                 forced=work.forced,
                 outgrown=work.outgrown,
+                at_least=any(waiter.at_least is not None for waiter in ended.left),
                 rounds=work.rounds + 1,
                 by=first if first is not None and first.load is not None else work.by,
             )
@@ -323,7 +391,7 @@ class Loads(Generic[K, V]):
         self._forgetting = None
         causes = self.memory.causes
         causes.forget_old(self.memory.now())
-        if causes:
+        if causes.seen:
             self.forget_causes_soon()
 
     def close(self) -> None:
@@ -358,27 +426,13 @@ class Loads(Generic[K, V]):
 
     # Puts of this process, which loads wait for.
 
-    @contextmanager
-    def storing(self, ids: Collection[str]) -> Iterator[None]:
+    def storing(self, ids: Collection[str]) -> "StoringBlock":
         """Inside the block a put of these ids is on its way to the store."""
-        ended = asyncio.get_running_loop().create_future()
-        self._storing.update(dict.fromkeys(ids, ended))
-        try:
-            yield
-        finally:
-            ended.set_result(None)
-            for id_ in ids:
-                if self._storing.get(id_) is ended:
-                    del self._storing[id_]
-
-    @property
-    def has_puts(self) -> bool:
-        """True while puts of this process are on their way to the store."""
-        return bool(self._storing)
+        return StoringBlock(self.storing_ids, ids)
 
     async def wait_for_puts(self, works: Iterable[Work[K, V]]) -> None:
         """Wait for puts of this process: their values are the answer, and a load would be void."""
-        puts = {self._storing[work.id] for work in works if work.id in self._storing}
+        puts = {self.storing_ids[work.id] for work in works if work.id in self.storing_ids}
         if puts:
             await asyncio.wait(puts)
 
@@ -398,6 +452,35 @@ class Loads(Generic[K, V]):
         if work is None or work.load is None or self.fence.is_changed(key, work.began):
             return None
         return work.load.leases.get(work.id)
+
+
+class StoringBlock:
+    """The block of `Loads.storing`."""
+
+    __slots__ = ("_ended", "_ids", "_storing_ids")
+
+    def __init__(
+        self, storing_ids: "dict[str, asyncio.Future[None]]", ids: Collection[str]
+    ) -> None:
+        self._storing_ids = storing_ids
+        self._ids = ids
+
+    def __enter__(self) -> None:
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for id_ in self._ids:
+            self._storing_ids[id_] = self._ended
+
+    def __exit__(self, *_: object) -> None:
+        if not self._ended.get_loop().is_closed():  # as in `Watcher`
+            self._ended.set_result(None)
+        for id_ in self._ids:
+            if self._storing_ids.get(id_) is self._ended:
+                del self._storing_ids[id_]
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():  # its caller may have been cancelled
+        woken.set_result(None)
 
 
 def _waits_for(work: Work[Any, Any], load: Load[Any, Any]) -> bool:

@@ -4,7 +4,7 @@ It holds the entries, not the answers: an entry that is dropped lets go of its v
 has a memo of it.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stillfresh.engine.entry import Entry
@@ -21,13 +21,13 @@ V = TypeVar("V")
 class Memo(Generic[K, V]):
     """The answers that something was made of, made by `Resource.memo`."""
 
-    __slots__ = ("_entries", "_entry_of", "_face", "_is_confirmed", "_reads")
+    __slots__ = ("_entries", "_face", "_face_entries", "_is_confirmed", "_reads")
 
     def __init__(self, face: "Face[K, V]", entries: Sequence[tuple[K, Entry[K, V], int]]) -> None:
         """`entries`: each key, its entry, and the entry's edition."""
         self._face = face
-        # Another one after memory was cleared, and while a block of `bypassed()` is open.
-        self._entry_of: Callable[..., object] = face.entry_of
+        # Others after memory was cleared, and while a block of `bypassed()` is open.
+        self._face_entries = face.entries
         self._entries = entries
         self._is_confirmed = face.core.reads.is_confirmed
         self._reads = face.core.memory.counts.on_loop
@@ -37,7 +37,7 @@ class Memo(Generic[K, V]):
 
         None: something changed, or the store must be asked.
         """
-        if self._face.entry_of is not self._entry_of:
+        if self._face.entries is not self._face_entries:
             return None
         for key, entry, edition in self._entries:
             if entry.edition != edition:
@@ -54,7 +54,7 @@ class Memo(Generic[K, V]):
                 reads.hit(entry, entry.answer, now)
             else:
                 entry.is_used = True
-                reads.note(entry.answer, now)
+                reads.note(entry.key, entry.answer, now)
 
 
 def memo_of(face: "Face[K, V]", keys: Iterable[K]) -> tuple[Memo[K, V], list[Answer[V]]] | None:
@@ -62,7 +62,7 @@ def memo_of(face: "Face[K, V]", keys: Iterable[K]) -> tuple[Memo[K, V], list[Ans
     entries: list[tuple[K, Entry[K, V], int]] = []
     answers: list[Answer[V]] = []
     for key in keys:
-        entry = face.entry_of(key)
+        entry = face.entry_by_key.get(key)
         if entry is None:
             return None
         answer = entry.answer

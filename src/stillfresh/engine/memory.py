@@ -9,19 +9,19 @@ that is dropped for another reason stays in the line, empty, until its turn come
 more empty ones than a slice beside the others. Long work is done in slices.
 """
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from gc import is_tracked
 from typing import Final, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from stillfresh.bounded import BESIDE, SLICE, Room, TagIndex
+from stillfresh.bounded import BESIDE, SLICE, BoundedDict, Line, Room, TagIndex
 from stillfresh.clock import Clock
 from stillfresh.engine.causes import Causes
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.entry import NEVER, Entry
 from stillfresh.engine.keys import Spec
-from stillfresh.engine.model import Answer, Origin
+from stillfresh.engine.model import Answer, EntryAnswer, Origin
 from stillfresh.engine.news import Notices
 from stillfresh.engine.rules import (
     NOTHING,
@@ -40,6 +40,10 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 FRESH: Final = Verdict.FRESH
+MOST_REFUSED: Final = 10_000
+"""Keys whose last load ended with an exception that `raises=` names."""
+SIZES: Final = tuple(range(BESIDE, BESIDE + 512))
+"""What values of 0 to 511 bytes count: one number for all entries of a size."""
 UNSTORED_FOR: Final = 1.0
 """Seconds for which memory serves a value that could not be stored without asking the store again.
 It is STALE to those callers, and no longer than its own freshness lasts."""
@@ -53,7 +57,7 @@ class Memory(Generic[K, V]):
         self._spec = spec
         self.stand_before(private=private)
         self.entries: dict[K, Entry[K, V]] = {}
-        self._line: deque[Entry[K, V]] = deque()
+        self._line: Line[Entry[K, V]] = Line()
         self._tagged: TagIndex[K] = TagIndex()
         self._cleared: list[tuple[dict[K, Entry[K, V]], TagIndex[K]]] = []
         self.on_clear: Callable[[], object] = bool
@@ -61,6 +65,7 @@ class Memory(Generic[K, V]):
         self.room = Room(spec.max_bytes, self._free_slice)
         self.counts = Counts(spec.objective)
         self.causes: Causes[K] = Causes()
+        self._refused: BoundedDict[K, float] = BoundedDict(MOST_REFUSED)
         self.notices: Notices[K] | None = None  # announced changes of these keys
         self._outlook: Outlook | None = None
 
@@ -109,7 +114,7 @@ class Memory(Generic[K, V]):
             return self.new_answer(copy, value, verdict, origin, error, unverified=unverified)
         if unverified:
             kept = self.keep(key, copy, value, outlook, None, failure, self._memory_for)
-            return kept if error is None else replace(kept, error=error)
+            return kept if error is None else kept.with_error(error)
         asked_at = now if since is None else since
         kept = self.keep(key, copy, value, outlook, asked_at, failure, self._memory_for)
         if kept.origin is origin and error is None:
@@ -156,7 +161,8 @@ class Memory(Generic[K, V]):
             origin = self._kept_origin
             verdict = outlook.verdict
         limit = since + lag if lag else NEVER
-        answer: Answer[V] = Answer(  # as `new_answer` does; written out for each key that is loaded
+        answer_class = Answer if is_tracked(value) else EntryAnswer
+        answer: Answer[V] = answer_class(  # as in `new_answer`; written out for each loaded key
             value,  # type: ignore[arg-type]
             copy.value is not None,
             verdict,
@@ -246,7 +252,7 @@ class Memory(Generic[K, V]):
         failure = entry.failure
         if failure is None:
             return entry.answer
-        return replace(entry.answer, error=self.failure_error(entry.key, failure, now))
+        return entry.answer.with_error(self.failure_error(entry.key, failure, now))
 
     def peek(self, key: K, confirms: Callable[[Copy], bool]) -> Answer[V] | None:
         """The entry in memory, with its verdict of now; not counted as a read.
@@ -374,6 +380,36 @@ class Memory(Generic[K, V]):
         entry.failure = failure
         entry.edition += 1
 
+    def note_refusal(self, key: K, now: float) -> None:
+        """A load of this key ended with an exception that `raises=` names.
+
+        No refresh begins for `absent_for`, unless a caller waits for it.
+        """
+        if self._spec.held is not None:
+            key = self._spec.held(key)
+        self._refused.note(key, now + self._spec.terms.absent_for)
+
+    def is_refused(self, key: K) -> bool:
+        return bool(self._refused) and self.now() < self.refused_until(key)
+
+    def refused_until(self, key: K) -> float:
+        """No refresh begins until then, unless a caller waits for it."""
+        return self._refused.get(key, NEVER)
+
+    @property
+    def has_failures(self) -> bool:
+        """True if the last load of some key ended without a value."""
+        return len(self.causes.seen) > 0 or len(self._refused) > 0
+
+    def forget_failure(self, key: K) -> None:
+        """The key was loaded."""
+        self.causes.forget(key)
+        self.forget_refusal(key)
+
+    def forget_refusal(self, key: K) -> None:
+        """The key was changed or loaded."""
+        self._refused.pop(key, None)
+
     def _known_failure(self, key: K, copy: Copy) -> Failure | None:
         """The failure that memory knows of the copy's last refresh."""
         entry = self.entries.get(key)
@@ -407,7 +443,7 @@ class Memory(Generic[K, V]):
         try:
             return True, self._spec.codec.decode(copy.value)
         except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
-            self.counts.report_misfit(self._spec.kind, exc)
+            self.counts.unreadable.report(self._spec.kind, exc)
             return False, None
 
     # Entries come and go.
@@ -424,7 +460,7 @@ class Memory(Generic[K, V]):
         value = copy.value
         room = self.room
         if isinstance(value, bytes):
-            size = BESIDE + len(value)
+            size = len(value) + BESIDE if len(value) >= len(SIZES) else SIZES[len(value)]
         elif entry is not None and value is UNREAD:
             size = entry.size
         if size > room.largest:
@@ -494,10 +530,11 @@ class Memory(Generic[K, V]):
         """Serve nothing from these entries any more; `freed` releases them in small steps."""
         self._cleared.append((self.entries, self._tagged))
         self.entries = {}
-        self._line = deque()
+        self._line = Line()
         self._tagged = TagIndex()
         self.room.held = 0
         self.causes.clear()
+        self._refused.clear()
         self.on_clear()
 
     def freed(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 Pure data. A clock is read only for `Answer.age`, and for the answer of a failure.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Context
@@ -11,7 +12,6 @@ from enum import Enum, StrEnum
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, shown
@@ -84,6 +84,30 @@ class Answer(Struct, Generic[V], eq=False):
         failed = f" error={self.error}" if self.error else ""
         source = f"{self.origin}, unverified" if self.unverified else self.origin
         return f"<Answer {what} {self.verdict} age={self.age:.3g}s from {source}{failed}>"
+
+    def with_error(self, error: LoadFailed) -> "Answer[V]":
+        """The same answer with an error."""
+        return Answer(
+            self.value,
+            self.found,
+            self.verdict,
+            self.fetched_at,
+            self.origin,
+            self.clock,
+            error,
+            self.unverified,
+            self.policy,
+            self.mark,
+        )
+
+
+class EntryAnswer(Answer[V], gc=False, eq=False):
+    """The answer that an entry keeps, with a value that leads nowhere and without an error.
+
+    There may be very many, so the garbage collector does not look at them. An error would lead to a
+    traceback, whose frames may lead back to the answer; and so may a value, if it is an object that
+    the collector tracks.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -221,14 +245,24 @@ KEEP: Final = Keep.KEEP
 """The value of a `Loaded` that is put to give the stored value new times."""
 
 
-class Stored(Struct, frozen=True):
-    """What a put did."""
+class Stored(Struct, frozen=True, eq=False):
+    """What a put did. Two are equal if the store did the same; the token does not count."""
 
     stored: bool
     """False if a copy with a greater version stays, if this process invalidated the key after the
     call, or inside `bypassed()`."""
     version: Version | None = None
     """The version of the copy that is stored now; None if it has none."""
+    token: str = ""
+    """For `get(at_least=…)`: the answer is no older than this put. "" if nothing was stored."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Stored):
+            return NotImplemented
+        return (self.stored, self.version) == (other.stored, other.version)
+
+    def __hash__(self) -> int:
+        return hash((self.stored, self.version))
 
 
 class RefreshEnd(StrEnum):
@@ -292,6 +326,14 @@ class Codec(Protocol[V]):
         """Return the value that `encode` was given. If this raises, the value is loaded again."""
 
 
+class CodecMaker(ABC):
+    """Returned by `zstd()` and `encrypted()`. It makes a codec for each resource that names it."""
+
+    @abstractmethod
+    def make(self, resource: str, chosen: Callable[[], Codec[Any]]) -> Codec[Any]:
+        """Return the codec. `chosen` makes the one that the resource would have without it."""
+
+
 Outcome = Answer[V] | LoadFailed
 """The result of a load for one key."""
 Read = Answer[V] | Private[Any] | LoadFailed
@@ -321,4 +363,4 @@ def left_of(known: Outcome[V] | None, failure: LoadFailed, clock: Callable[[], f
     """The answer after a failure: the copy that can still be shown, if any, with the error."""
     if known is None or isinstance(known, LoadFailed):
         return answered(known or failure, clock)
-    return known if known.error is not None else replace(known, error=failure)
+    return known if known.error is not None else known.with_error(failure)

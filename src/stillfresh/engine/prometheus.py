@@ -18,6 +18,19 @@ OBJECTIVE: Final = (
     ("objective_met_total", "counter", "Reads that met the objective."),
     ("objective_missed_total", "counter", "Reads that were too old for the objective, or failed."),
 )
+TRUTH: Final = (
+    ("checked_total", "counter", "checked", "Reads that were compared with what the loader gave."),
+    ("checked_late_total", "counter", "late", "Checked reads that were late, within their terms."),
+    ("checked_wrong_total", "counter", "wrong", "Checked reads that were wrong."),
+    ("checks_failed_total", "counter", "failed", "Checks in which the loader failed."),
+    ("checks_skipped_total", "counter", "skipped", "Checks for which no call was left."),
+    ("checks_pending", "gauge", "pending", "Reads that are being checked."),
+    ("supported_nines", "gauge", "nines", "-log10 of the 95 % upper bound of wrong / checked."),
+)
+TRUTH_OBJECTIVE: Final = (
+    ("objective_true_share", "share", "The share of reads that is to be true."),
+    ("objective_true_within_seconds", "within", "How late those reads may be."),
+)
 
 
 def prometheus_text(stats: CacheStats) -> str:
@@ -45,6 +58,7 @@ def _lines(stats: CacheStats) -> Iterator[str]:
     ages = {name: (resource.ages, f"{resource.age_sum:.3f}") for name, resource in resources}
     yield from _histogram("age_seconds", "Age at serving.", "resource", bounds, ages)
     yield from _objective_lines(stats.resources)
+    yield from _truth_lines(stats.resources)
     loads = {name: resource.load_seconds for name, resource in resources}
     yield from _timings("load_seconds", "Time that the loader took.", "resource", loads)
     what = "Time that steps of the store took. Reads of hits and memory:// are not timed."
@@ -76,6 +90,19 @@ def _objective_lines(resources: dict[str, ResourceStats]) -> Iterator[str]:
     for at, head in enumerate(OBJECTIVE if figures else ()):
         numbers = {name: all_[at] for name, all_ in figures.items()}
         yield from metric_lines(*head, labelled("resource", numbers))
+
+
+def _truth_lines(resources: dict[str, ResourceStats]) -> Iterator[str]:
+    """What checks of reads have shown, for resources that have `check`."""
+    checked = {name: of.truth for name, of in resources.items() if of.truth is not None}
+    for metric, kind, figure, what in TRUTH if checked else ():
+        figures = {name: getattr(truth, figure) for name, truth in checked.items()}
+        known = {name: value for name, value in figures.items() if value is not None}
+        yield from metric_lines(metric, kind, what, labelled("resource", known))
+    objectives = {name: truth.objective for name, truth in checked.items() if truth.objective}
+    for metric, figure, what in TRUTH_OBJECTIVE if objectives else ():
+        figures = {name: getattr(objective, figure) for name, objective in objectives.items()}
+        yield from metric_lines(metric, "gauge", what, labelled("resource", figures))
 
 
 def _timings(metric: str, what: str, label: str, timings: Mapping[str, Timing]) -> Iterator[str]:

@@ -8,7 +8,7 @@ invalidates the key instead of storing it.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from msgspec import Struct
@@ -26,6 +26,7 @@ from stillfresh.freshness import Policy
 from stillfresh.stores.contract import UNREAD, Copy, Mark, Put, PutOutcome, PutResult, When
 from stillfresh.stores.versions import NO_VERSION, packed_version, unpacked_version
 from stillfresh.tasks import looked_at
+from stillfresh.turns import THIS_THREAD
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
@@ -83,14 +84,29 @@ class InTurn(Generic[K]):
             if before:
                 await asyncio.wait(before)
         except BaseException:
-            self._end()
+            self._leave_line(before)
             raise
 
     async def __aexit__(self, *_: object) -> None:
         self._end()
 
+    def _leave_line(self, before: "set[asyncio.Future[None]]") -> None:
+        """The caller gives up before its turn. Changes behind it wait for those before it."""
+        running = {done for done in before if not done.done()}
+
+        def note_end(done: "asyncio.Future[None]") -> None:
+            running.discard(done)
+            if not running:
+                self._end()
+
+        for done in tuple(running):
+            done.add_done_callback(note_end)
+        if not running:
+            self._end()
+
     def _end(self) -> None:
-        self._done.set_result(None)
+        if not self._done.get_loop().is_closed():  # as in `Watcher`
+            self._done.set_result(None)
         for key in self._keys:
             if self._last.get(key) is self._done:
                 del self._last[key]
@@ -141,14 +157,24 @@ class Puts(Generic[K, V]):
         """All values, encoded, in slices of one step each."""
         sent = rules.stamped(runtime.clock())
         form = self._version_form(version)
-        slices: list[list[Known[K, V]]] = []
-        async for group in sliced(values.items(), SLICE):
-            some: list[Known[K, V]] = []
-            for key, given in group:
-                on_terms = self._spec.with_terms(given, terms)
-                some.append(self.prepare(runtime, key, on_terms, sent, version=form))
-            slices.append(some)
-        return slices
+
+        def prepare_slice(group: Iterable[tuple[K, object]]) -> list[Known[K, V]]:
+            return [
+                self.prepare(runtime, key, self._spec.with_terms(given, terms), sent, version=form)
+                for key, given in group
+            ]
+
+        if len(values) <= SLICE:
+            return [prepare_slice(values.items())] if values else []
+        return [prepare_slice(group) async for group in sliced(values.items(), SLICE)]
+
+    def prepare_one(
+        self, runtime: Runtime, key: K, given: object, terms: OwnTerms, version: object
+    ) -> Known[K, V]:
+        """Encode one value, on these terms. Raises ConfigError."""
+        form = self._version_form(version)
+        on_terms = self._spec.with_terms(given, terms)
+        return self.prepare(runtime, key, on_terms, rules.stamped(runtime.clock()), version=form)
 
     def _version_form(self, version: object) -> bytes:
         try:
@@ -158,6 +184,9 @@ class Puts(Generic[K, V]):
 
     async def carry_out(self, runtime: Runtime, work: Coroutine[Any, Any, T]) -> T:
         """Run a step that `close()` waits for, and that ends with its caller if that gives up."""
+        if THIS_THREAD.has_turn:  # nobody can cancel a thread
+            with runtime.waited_for():
+                return await work
         step: asyncio.Task[T] = runtime.step(work)
         step.add_done_callback(looked_at)
         try:
@@ -206,6 +235,7 @@ class Puts(Generic[K, V]):
         except Exception as exc:  # the caller's mistake, not a failed load
             why = f"{spec.kind} {key!r}: the value cannot be stored: {error_text(exc)}"
             raise ConfigError(why) from exc
+        spec.mistakes.look_at_value(key, value, copy.value)
         if version:
             copy = replace(copy, version=version)
         if isinstance(given, Amended) and old is not None and old.mark is Mark.NONE:
@@ -300,9 +330,11 @@ class Puts(Generic[K, V]):
     ) -> Stored:
         """What the store did, for the caller; memory and watchers take a value that was stored."""
         is_stored = result.outcome in {PutOutcome.STORED, PutOutcome.REPLACED}
+        token = ""
         if is_stored:
             self.note_stored(runtime, known, result, step, since)
-        return Stored(stored=is_stored, version=unpacked_version(result.version))
+            token = self._core.owner.changed()
+        return Stored(stored=is_stored, version=unpacked_version(result.version), token=token)
 
     def note_stored(
         self,

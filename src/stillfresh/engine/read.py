@@ -2,9 +2,13 @@
 
 `Reads.answers` is the story. Each key is looked up in memory, then in the store; `rules.py` decides
 whether that copy is served. Keys that need a load join one (`loads.py`), and the caller waits. The
-clock is read once for each of these steps.
+clock is read once for each of these steps. The other methods of `Reads` answer without a load.
 
-The other methods answer without a load: `known`, `stored`, `peek`, and what threads ask.
+`StoreReads` asks the store. A store on this machine is read inline, in the caller's turn. A store
+over a network is asked once in a turn of the loop: all reads of the turn go into one `Question`,
+which is sent when the turn is over. If this process changes a key meanwhile, the store's answer
+about it is not used, because it may be older than the change. While the store is unavailable,
+memory answers; those keys are named as `unread`.
 """
 
 import asyncio
@@ -13,15 +17,20 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.engine import rules
+from stillfresh.engine.at_least import AtLeast, demanded, joined
 from stillfresh.engine.blocks import read_past
+from stillfresh.engine.changes import StoreStep
 from stillfresh.engine.entry import Entry
-from stillfresh.engine.model import Answer, Origin, Outcome, OwnLoad, Read
+from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
 from stillfresh.engine.rules import FOR_EVER, NOTHING, MustLoad, Plan, Serve
 from stillfresh.engine.runtime import ReadNow, Runtime
+from stillfresh.engine.spans import apart
 from stillfresh.engine.work import Waiter
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
-from stillfresh.stores.contract import Copy, Record
+from stillfresh.stores.contract import AWAY, Copy, Record
+from stillfresh.tasks import is_cancelled, looked_at
+from stillfresh.turns import THIS_THREAD
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
@@ -47,13 +56,20 @@ class Reads(Generic[K, V]):
         outcomes = await self.answers([key], waiter, anew=anew)
         return outcomes[key] if waiter.private is None else waiter.private
 
-    async def answer(self, key: K, max_age: float = FOR_EVER) -> Outcome[V]:
+    async def answer(
+        self,
+        key: K,
+        max_age: float = FOR_EVER,
+        patience: float | None = None,
+        at_least: AtLeast | None = None,
+    ) -> Outcome[V]:
         """The outcome of one key: what `answers` does, with a short way for a cold one.
 
         If neither memory nor a store in this process has anything of the key, it is loaded. Other
         stores go the general way, which would read a row that is there a second time.
         """
-        waiter: Waiter[K, V] = Waiter(max_age=max_age)
+        waiter: Waiter[K, V] = Waiter(max_age=max_age, patience=patience)
+        waiter.at_least = at_least
         core = self._core
         runtime = core.runtime
         if (
@@ -61,7 +77,8 @@ class Reads(Generic[K, V]):
             or runtime.can.process is None
             or runtime.can.inline is None
             or key in self._memory.entries
-            or self._owner.blocks  # of `bypassed()` or `recording()`
+            or at_least is not None
+            or self._owner.leaves_memory()
             or runtime.loop is not asyncio.get_running_loop()
         ):
             return (await self.answers([key], waiter))[key]
@@ -76,13 +93,15 @@ class Reads(Generic[K, V]):
         try:
             loads.join_missing({key: id_}, waiter)
             loads.begin()
-            await loads.wait(waiter)
+            if waiter.missing:
+                await loads.wait(waiter, (key,))
         except BaseException:
             loads.leave(waiter, [key])
             raise
         finally:
-            waiter.end()
-        self._memory.counts.on_loop.note_all(waiter.outcomes.values(), runtime.clock())
+            if waiter.outer is not None:
+                waiter.end()
+        self._memory.counts.on_loop.note_all(waiter.outcomes.items(), runtime.clock())
         return waiter.outcomes[key]
 
     async def answers(
@@ -93,9 +112,15 @@ class Reads(Generic[K, V]):
         `anew`: load all, at any age and during a cooldown; a running load counts.
         """
         waiter = waiter or Waiter()
+        if self._owner.watched_blocks:
+            waiter.at_least = joined(waiter.at_least, demanded())
         if self._core.is_bypassed():
             return await read_past(self._core, keys, waiter)
         runtime = await self._core.ready()
+        if waiter.at_least is not None and waiter.at_least.positions:
+            late = await self._owner.outboxes.wait_for(waiter.at_least.positions)
+            if late is not None:
+                return dict.fromkeys(keys, late)
         loads = self._core.loads
         max_batch = self._spec.max_batch
         slices = _slices(keys)
@@ -119,7 +144,7 @@ class Reads(Generic[K, V]):
                     self.join(to_load, records, waiter, forced=anew)
                     to_load = dict(reversed(left_over))
             self.join(to_load, records, waiter, forced=anew)
-            await loads.wait(waiter)
+            await loads.wait(waiter, keys)
         except BaseException:
             loads.leave(waiter, keys)
             raise
@@ -133,7 +158,7 @@ class Reads(Generic[K, V]):
 
     async def _count(self, outcomes: Mapping[K, Outcome[V]], runtime: Runtime) -> None:
         """Count the reads that left memory, in slices."""
-        for group in _slices(list(outcomes.values())):
+        for group in _slices(list(outcomes.items())):
             self._memory.counts.on_loop.note_all(group, runtime.clock())
             if len(outcomes) > SLICE:
                 await asyncio.sleep(0)
@@ -153,23 +178,34 @@ class Reads(Generic[K, V]):
         now = runtime.clock()
         if from_memory is None:
             texts = self._names.texts(keys)
-        else:
+        elif waiter.at_least is None:
             texts = self._take_from_memory(keys, now, from_memory, waiter.max_age)
+        else:
+            texts = self._take_own(keys, now, from_memory, waiter)
         records: dict[str, Record] = {}
         if texts:
-            records = await self._core.store_reads.records(runtime, texts, waiter.unread)
+            records = await self._core.store_reads.records(
+                runtime, texts, waiter.notes.unread, at_least=waiter.at_least is not None
+            )
         if not records or from_memory is None:
             return texts, records
         to_load: dict[K, str] = {}
         for key, id_ in texts.items():
             record = records.get(id_, NOTHING)
-            unverified = key in waiter.unread
-            has_newer = self._memory.has_newer(key, record.copy)
+            unverified = key in waiter.notes.unread
+            has_newer = waiter.at_least is None and self._memory.has_newer(key, record.copy)
             if has_newer:
                 copy = self._memory.entries[key].copy
                 record = Record(copy, record.held_until, record.failure)
                 unverified = True
-            plan, outcome = self._plan(key, record, now, waiter.max_age, unverified=unverified)
+            plan, outcome = self._plan(
+                key,
+                record,
+                now,
+                waiter.max_age,
+                unverified=unverified,
+                at_least=waiter.at_least is not None,
+            )
             if outcome is not None:
                 waiter.outcomes[key] = outcome
             elif isinstance(plan, MustLoad) and plan.fallback is not None:
@@ -178,14 +214,21 @@ class Reads(Generic[K, V]):
                 to_load[key] = id_
             elif has_newer:  # perhaps it can be stored by now; if not, it need not be loaded again
                 to_load[key] = id_
-                waiter.unstored.add(key)
+                waiter.notes.unstored.add(key)
         return to_load, {id_: records[id_] for id_ in to_load.values() if id_ in records}
 
     def _plan(
-        self, key: K, record: Record, now: float, max_age: float, *, unverified: bool
+        self,
+        key: K,
+        record: Record,
+        now: float,
+        max_age: float,
+        *,
+        unverified: bool,
+        at_least: bool = False,
     ) -> tuple[Plan, Outcome[V] | None]:
         """The plan for a key, and its outcome if that needs no load."""
-        plan = rules.plan_read(record, now, self._spec.lease_for, max_age)
+        plan = rules.plan_read(record, now, self._spec.lease_for, max_age, at_least=at_least)
         if isinstance(plan, Serve):
             answer = self._memory.serve(key, plan, now, unverified=unverified)
             if answer is not None:
@@ -208,7 +251,7 @@ class Reads(Generic[K, V]):
             return
         loads = self._core.loads
         if not records and not forced:
-            self._drop_deleted(texts)
+            self._drop_deleted(texts, waiter)
             loads.join_missing(texts, waiter)
             loads.begin()
             return
@@ -216,9 +259,9 @@ class Reads(Generic[K, V]):
         for key, id_ in texts.items():
             record = records.get(id_, NOTHING)
             if record.copy is None:
-                self._drop_deleted([key])
+                self._drop_deleted([key], waiter)
             if key in waiter.outcomes:
-                loads.want(key, id_, record, waiter, leased=key in waiter.unstored)
+                loads.want(key, id_, record, waiter, leased=key in waiter.notes.unstored)
             else:
                 is_waiting = True
                 loads.join(key, id_, record, waiter, forced=forced)
@@ -227,14 +270,18 @@ class Reads(Generic[K, V]):
         else:
             loads.flush_soon()  # a refresh in the background does not hold up its reader
 
-    def _drop_deleted(self, keys: Iterable[K]) -> None:
-        """Drop keys from memory whose copy was deleted from the store."""
+    def _drop_deleted(self, keys: Iterable[K], waiter: Waiter[K, V]) -> None:
+        """Drop keys from memory whose copy was deleted from the store.
+
+        Not those that the store could not be asked for: nobody knows that they were.
+        """
         entries = self._memory.entries
         if not entries:
             return
         under_way = self._core.loads.under_way
+        unread = waiter.notes.unread
         for key in keys:
-            if key in entries and key not in under_way:
+            if key in entries and key not in under_way and key not in unread:
                 self._memory.drop(key)
 
     def _take_from_memory(
@@ -246,6 +293,7 @@ class Reads(Generic[K, V]):
             recording.note(self._core, keys, "read")
         memory = self._memory
         entry_of = memory.entries.get
+        reads = memory.counts.on_loop
         text = self._names.text
         oldest = now - max_age
         others: dict[K, str] = {}
@@ -254,12 +302,47 @@ class Reads(Generic[K, V]):
             if entry is None or entry.copy.fetched_at < oldest:
                 others[key] = text(key)
                 continue
-            answer = self._answer_alone(entry, now)
-            if answer is None:
-                others[key] = text(key)
+            if now >= entry.until:
+                answer = self._answer_alone(entry, now)
+                if answer is None:
+                    others[key] = text(key)
+                else:
+                    from_memory[key] = answer
+                continue
+            from_memory[key] = entry.answer
+            if entry.is_used:
+                for _ in reads.unsampled:  # as in `ReadCounts.hit`
+                    break
+                else:
+                    reads.hit(entry, entry.answer, now)
             else:
-                from_memory[key] = answer
+                reads.hit(entry, entry.answer, now)
         return others
+
+    def _take_own(
+        self,
+        keys: Collection[K],
+        now: float,
+        from_memory: dict[K, Outcome[V]],
+        waiter: Waiter[K, V],
+    ) -> dict[K, str]:
+        """What `_take_from_memory` does, for a reader with a token.
+
+        If this cache made all changes of the token, memory is no older: a change drops the entry.
+        """
+        at_least = waiter.at_least
+        if at_least is None or not at_least.is_only_by(self._owner.maker):
+            return self._names.texts(keys)
+        oldest = now - waiter.max_age
+        others: list[K] = []
+        for key in keys:
+            entry = self._memory.entries.get(key)
+            if entry is None or now >= entry.until or entry.copy.fetched_at < oldest:
+                others.append(key)
+            else:
+                self._memory.counts.on_loop.hit(entry, entry.answer, now)
+                from_memory[key] = entry.answer
+        return self._names.texts(others)
 
     def _answer_alone(self, entry: Entry[K, V], now: float) -> Answer[V] | None:
         """The answer that memory gives without asking the store, counted as a read; or None."""
@@ -271,7 +354,7 @@ class Reads(Generic[K, V]):
         answer = memory.old_answer(entry, now)
         if answer is not None:
             entry.is_used = True
-            reads.note(answer, now)
+            reads.note(entry.key, answer, now)
         return answer
 
     # Answers without a load.
@@ -285,23 +368,31 @@ class Reads(Generic[K, V]):
         runtime = await self._core.ready()
         outcomes: dict[K, Outcome[V]] = {}
         unread = set() if unread is None else unread
+        at_least = self._owner.watched_blocks > 0 and demanded() is not None
         async for batch in sliced(keys):
             self._core.check_open(runtime)  # since the last slice
             now = runtime.clock()
-            texts = self._take_from_memory(batch, now, outcomes, max_age)
+            if at_least:
+                texts = self._names.texts(batch)
+            else:
+                texts = self._take_from_memory(batch, now, outcomes, max_age)
             records: dict[str, Record] = {}
             if texts:
-                records = await self._core.store_reads.records(runtime, texts, unread)
+                records = await self._core.store_reads.records(
+                    runtime, texts, unread, at_least=at_least
+                )
             for key, id_ in texts.items():
                 record = records.get(id_, NOTHING)
                 unverified = key in unread
-                if self._memory.has_newer(key, record.copy):
+                if not at_least and self._memory.has_newer(key, record.copy):
                     record = Record(self._memory.entries[key].copy, failure=record.failure)
                     unverified = True
-                _, outcome = self._plan(key, record, now, max_age, unverified=unverified)
+                _, outcome = self._plan(
+                    key, record, now, max_age, unverified=unverified, at_least=at_least
+                )
                 if outcome is not None:
                     outcomes[key] = outcome
-            read = [outcomes[key] for key in texts if key in outcomes]
+            read = [(key, outcomes[key]) for key in texts if key in outcomes]
             self._memory.counts.on_loop.note_all(read, now)
         return outcomes
 
@@ -313,7 +404,10 @@ class Reads(Generic[K, V]):
         id_ = self._names.text(key)
         unread: set[K] = set()
         now = runtime.clock()
-        records = await self._core.store_reads.records(runtime, {key: id_}, unread)
+        at_least = self._owner.watched_blocks > 0 and demanded() is not None
+        records = await self._core.store_reads.records(
+            runtime, {key: id_}, unread, at_least=at_least
+        )
         record = records.get(id_, NOTHING)
         copy = record.copy
         if copy is None:
@@ -331,7 +425,7 @@ class Reads(Generic[K, V]):
         Memory alone gives it, or an inline read of the store confirms it.
         """
         runtime = self._core.runtime
-        if runtime is None or self._owner.blocks:
+        if runtime is None or self._owner.leaves_memory():
             return None
         if runtime.loop is not asyncio.get_running_loop():
             return None
@@ -341,7 +435,7 @@ class Reads(Generic[K, V]):
         if not self.is_confirmed(key, entry, now):
             return None
         entry.is_used = True
-        self._memory.counts.on_loop.note(entry.answer, now)
+        self._memory.counts.on_loop.note(key, entry.answer, now)
         return entry.answer
 
     def is_confirmed(self, key: K, entry: Entry[K, V], now: float) -> bool:
@@ -351,34 +445,14 @@ class Reads(Generic[K, V]):
             return False
         if runtime.read_now is None:
             return self._memory.is_trusted(entry, now)
-        if not self._has_its_row(runtime.read_now, key, entry, now):
+        if not self.has_its_row(runtime.read_now, key, entry, now):
             return False
         if self._spec.memory_for:  # the time counts from now
             entry.vouched = now + self._spec.memory_for
             entry.until = min(entry.stands, entry.vouched)
         return True
 
-    def from_entry_in_thread(self, key: K, now: float) -> Answer[V] | None:
-        """What `from_entry` is for the loop's thread, for another one; not counted.
-
-        The loop may change the entry meanwhile: then it is not used.
-        """
-        runtime = self._core.runtime
-        entry = self._memory.entries.get(key)
-        if runtime is None or entry is None or self._owner.blocks:
-            return None
-        answer = entry.answer
-        old_answer = self._memory.old_answer(entry, now)
-        if old_answer is not None:
-            return old_answer if entry.answer is answer else None
-        if runtime.read_now is None or not self._has_its_row(runtime.read_now, key, entry, now):
-            return None
-        if entry.answer is not answer:
-            return None
-        entry.is_used = True
-        return answer
-
-    def _has_its_row(self, read_now: ReadNow, key: K, entry: Entry[K, V], now: float) -> bool:
+    def has_its_row(self, read_now: ReadNow, key: K, entry: Entry[K, V], now: float) -> bool:
         """True if the entry is FRESH, and an inline read finds its copy in the store."""
         copy = entry.copy
         if copy is None or not copy.fetched_at - MAX_SKEW <= now < entry.stands:
@@ -399,36 +473,155 @@ class Reads(Generic[K, V]):
 
         return self._memory.peek(key, confirms)
 
-    def in_thread(self, keys: Sequence[K]) -> dict[K, Answer[V]] | None:
-        """Answer a thread from the store without a load; None if the loop must be asked.
 
-        Not counted. The loop must be asked where `hit` or `confirmed` use memory: only the loop
-        keeps memory up to date.
+class Question:
+    """The ids that one turn of the loop asks a store for, and what all its callers know."""
+
+    def __init__(self) -> None:
+        self.at_least = False
+        """A caller has seen a change, so the answer may not lag."""
+        self.ids: dict[str, None] = {}
+        self.known: dict[str, str] = {}
+        self.task: asyncio.Task[dict[str, Record]]
+
+    def add(self, ids: Iterable[str], known: Mapping[str, str]) -> None:
+        for id_ in ids:
+            generation = known.get(id_)
+            if id_ not in self.ids:
+                self.ids[id_] = None
+                if generation is not None:
+                    self.known[id_] = generation
+            elif self.known.get(id_) != generation:
+                self.known.pop(id_, None)
+
+
+class StoreReads(Generic[K, V]):
+    """Asks the store of one resource for copies."""
+
+    def __init__(self, core: "Core[K, V]") -> None:
+        self._core = core
+        self._spec = core.spec
+        self._memory = core.memory
+        self._question: Question | None = None
+
+    def begin_anew(self) -> None:
+        """Forget the question of a life of the cache that has ended."""
+        self._question = None
+
+    async def records(
+        self,
+        runtime: Runtime,
+        texts: Mapping[K, str],
+        unread: set[K] | None = None,
+        *,
+        at_least: bool = False,
+    ) -> dict[str, Record]:
+        """The stored copies, without values that memory has.
+
+        While the store is unavailable, memory answers; keys that could not be read go to `unread`.
+        Their cooldowns are then those that this process knows of. `at_least`: the caller has seen a
+        change, which memory and a lagging read may lack.
         """
-        runtime = None if self._owner.blocks or self._spec.memory_for else self._core.runtime
-        if runtime is None or runtime.read_in_thread is None:
-            return None
-        if runtime.read_now is not None and not self._memory.entries.keys().isdisjoint(keys):
-            return None
-        texts = self._names.texts(keys)
-        now = runtime.clock()
-        answers: dict[K, Answer[V]] = {}
+        entries = self._memory.entries
+        copies = {id_: entries[key].copy for key, id_ in texts.items() if key in entries}
+        known = {id_: copy.generation for id_, copy in copies.items()}
         try:
-            records = runtime.read_in_thread(self._spec.kind, list(texts.values()))
+            if runtime.can.inline is not None:
+                return runtime.can.inline.read_now(self._spec.kind, list(texts.values()), known)
+            records = await self._ask_in_this_turn(runtime, texts, known, copies, at_least=at_least)
+            lost = {key: id_ for key, id_ in texts.items() if records.get(id_) is AWAY}
+        except StoreError:
+            self._core.check_open(runtime)
+            lost = {**texts}
+            records = {}
+        if lost:
+            self._memory.counts.store_errors += 1
+            if unread is not None:
+                unread.update(lost)
+            if at_least:
+                copies.clear()
+            else:  # memory may have got some meanwhile
+                copies |= {id_: entries[key].copy for key, id_ in lost.items() if key in entries}
+            failing = self._memory.counts.failing
+            for id_ in lost.values():
+                records.pop(id_, None)
+                if id_ in copies or id_ in failing:
+                    records[id_] = Record(copies.get(id_), failure=failing.get(id_))
+        return records
+
+    async def _ask_in_this_turn(
+        self,
+        runtime: Runtime,
+        texts: Mapping[K, str],
+        known: dict[str, str],
+        copies: dict[str, Copy],
+        *,
+        at_least: bool,
+    ) -> dict[str, Record]:
+        """Ask with all other reads of this turn of the loop. A cancelled caller cancels no other.
+
+        A thread that runs the engine itself asks at once: there are no others in its turn.
+        A key that was changed while it was read counts as missing, and leaves `copies`.
+        """
+        question = Question() if THIS_THREAD.has_turn else self._question_of_this_turn(runtime)
+        question.add(texts.values(), known)
+        question.at_least |= at_least
+        entries = self._memory.entries
+        pinned = {
+            entry.key: (entry.copy, entry.answer, entry.size)
+            for entry in map(entries.get, texts)
+            if entry
+        }
+        step: StoreStep[K] | None = None
+        try:
+            with self._core.changes.step(texts) as step:
+                if THIS_THREAD.has_turn:
+                    records = await self._ask(runtime, question)
+                else:
+                    records = await asyncio.shield(question.task)
+        except asyncio.CancelledError:
+            if question.task.cancelled() and not is_cancelled():
+                raise NotOpen(f"{self._spec.kind}: the cache is closed; open it again") from None
+            raise
+        finally:
+            for key in step.changed if step is not None else ():
+                copies.pop(texts[key], None)
+        self._core.check_open(runtime)
+        for key in pinned.keys() - entries.keys() - step.changed:
+            copy, answer, size = pinned[key]  # dropped from memory while the store was asked
+            self._memory.insert(key, copy, answer, size=size)
+        unchanged = (id_ for key, id_ in texts.items() if key not in step.changed)
+        return {id_: records[id_] for id_ in unchanged if id_ in records}
+
+    def _question_of_this_turn(self, runtime: Runtime) -> Question:
+        """The question to which all reads of this turn add their ids."""
+        question = self._question
+        if question is None:
+            question = Question()
+            self._question = question
+            question.task = runtime.spawn(self._ask(runtime, question), apart(runtime.hooks))
+            question.task.add_done_callback(looked_at)
+        return question
+
+    async def _ask(self, runtime: Runtime, question: Question) -> dict[str, Record]:
+        """Start when the turn is over. With `memory_for`, a cheaper read is allowed."""
+        if self._question is question:
+            self._question = None
+        ids = list(question.ids)
+        kind = self._spec.kind
+        lag = 0.0 if question.at_least else self._spec.memory_for
+        return await runtime.store.read(kind, ids, question.known, lag)
+
+    def is_unchanged(self, read_now: ReadNow, id_: str, copy: Copy) -> bool:
+        """True if an inline read of the store finds this very copy, and no failure."""
+        try:
+            record = read_now(self._spec.kind, (id_,), {id_: copy.generation}).get(id_, NOTHING)
         except (StoreError, NotOpen):
-            return None
-        for key, id_ in texts.items():
-            record = records.get(id_, NOTHING)
-            if record.failure is not None:
-                return None
-            plan = rules.plan_read(record, now, self._spec.lease_for)
-            if isinstance(plan, Serve):
-                is_readable, value = self._memory.value_of(key, plan.copy)
-                if is_readable:
-                    answers[key] = self._memory.new_answer(
-                        plan.copy, value, plan.verdict, Origin.STORE
-                    )
-        return answers
+            return False
+        stored = record.copy
+        if stored is None or record.failure is not None:
+            return False
+        return stored.mark == copy.mark and stored.generation == copy.generation
 
 
 def _slices(items: Sequence[T]) -> list[Sequence[T]]:

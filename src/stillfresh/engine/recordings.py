@@ -139,14 +139,14 @@ class Recording:
             raise StillfreshError(f"{self.path}: {why}") from exc
 
     def open(self, now: float) -> None:
-        """Use it for one more cache."""
+        """Share the file with one more cache."""
         self.begin(now)
         if not self._users:
             self._thread = ThreadPoolExecutor(1, "stillfresh-recording")
         self._users += 1
 
     def close(self) -> None:
-        """A cache ends. After the last one, everything recorded is in the file."""
+        """End the recording of one cache. After the last one, all lines are in the file."""
         self._users -= 1
         if not self._users:
             self._thread.submit(self._write, self._take_buffer())

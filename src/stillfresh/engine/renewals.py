@@ -26,7 +26,7 @@ class Renewals(Generic[K, V]):
     async def renew(self, keys: Sequence[K]) -> AsyncGenerator[dict[K, Outcome[V] | None]]:
         """Load the keys that are not fresh, here or elsewhere. Cooldowns are kept."""
         waiter: Waiter[K, V] = Waiter(each=True)
-        records, times, now = await self._records_and_times(keys, waiter.unread)
+        records, times, now = await self._records_and_times(keys, waiter.notes.unread)
         stale = [key for key, at in times.items() if at <= now]
         fresh = [key for key, at in times.items() if at > now]
         texts = self._core.names.texts(stale)
@@ -76,4 +76,8 @@ class Renewals(Generic[K, V]):
             answer = memory.serve(key, plan, now, Origin.ANOTHER, since)
             if answer:
                 watcher.landed(key, answer, rules.watched_until(copy, terms), now)
-        return records, rules.refresh_times(records, now, terms, watcher.absent), now
+        times = rules.refresh_times(records, now, terms, watcher.absent)
+        for key in times:
+            if memory.is_refused(key):
+                times[key] = memory.refused_until(key)
+        return records, times, now

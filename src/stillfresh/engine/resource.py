@@ -1,17 +1,23 @@
 """The public objects of a cache: `Resource` for batched loaders, and handles of entries.
 
 The hit is written out twice, in `get` and in the call: one lookup, one clock reading, one count.
-Everything else is in `core.py`.
+Python 3.11 reads a dict by `[...]` faster than by `get`, so a key that memory lacks is a KeyError.
+What the hit calls has a local name first: an attribute of an instance is found faster than a method
+that is one. Everything else is in `core.py`.
 """
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from functools import update_wrapper
+from functools import cached_property, update_wrapper
 from typing import Any, Generic, Never, NoReturn, TypeAlias, TypeVar, Unpack, cast
 
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.durations import Duration, seconds
+from stillfresh.engine.at_least import at_least_of
+from stillfresh.engine.changing import Changing
+from stillfresh.engine.coroutine_names import class_named_after, name_of
 from stillfresh.engine.counts import ResourceStats
 from stillfresh.engine.explain import Explanation
 from stillfresh.engine.face import Face
@@ -35,7 +41,7 @@ from stillfresh.engine.rules import FOR_EVER
 from stillfresh.engine.update import Change
 from stillfresh.engine.watch import Update, Watch
 from stillfresh.engine.work import Waiter
-from stillfresh.errors import ConfigError, LoadFailed, shown
+from stillfresh.errors import ConfigError, LoadFailed, RaisedByLoader, shown
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import When
 from stillfresh.stores.versions import Version
@@ -43,6 +49,8 @@ from stillfresh.stores.versions import Version
 K = TypeVar("K", bound=Hashable)
 B = TypeVar("B", bound=str | int)
 V = TypeVar("V")
+
+SMALL = 10**18  # an int that is surely no longer than a key may be
 
 LoadedBatch: TypeAlias = Mapping[B, V | Loaded[V] | Exception]
 AsyncLoader: TypeAlias = Callable[[list[B]], Coroutine[Any, Any, LoadedBatch[B, V]]]
@@ -76,9 +84,18 @@ class Handle(Generic[V]):
         self._resource = resource
         self._key = key
 
-    async def get(self, max_age: Duration | None = None) -> Answer[V]:
-        """Return the answer, as `Resource.get` does."""
-        return await self._resource.get(self._key, max_age)
+    async def get(
+        self,
+        max_age: Duration | None = None,
+        patience: Duration | None = None,
+        at_least: str | None = None,
+    ) -> Answer[V]:
+        """Return the answer, from memory, the store or a load. Raises LoadFailed.
+
+        `max_age`: an older copy counts as EXPIRED. `patience`: wait no longer for a load, and take
+        the old copy then. `at_least`: accept nothing older than the change with this token.
+        """
+        return await self._resource.get(self._key, max_age, patience=patience, at_least=at_least)
 
     def peek(self) -> Answer[V] | None:
         """Return what memory holds, or None. Loads nothing."""
@@ -92,20 +109,35 @@ class Handle(Generic[V]):
     async def put(
         self, value: V | Loaded[V], *, version: Version | None = None, **terms: Unpack[OwnTerms]
     ) -> Stored:
-        """Store a value that you know, as `Resource.put` does."""
+        """Store a value that you know, for example after a write. The last put wins.
+
+        With `version`, a copy with a greater version stays. The terms are `fresh_for`, `stale_for`
+        and `error_for`. Raises ConfigError or StoreError.
+        """
         return await self._resource.put(self._key, value, version=version, **terms)
 
     async def update(self, change: Change[V]) -> Answer[V] | None:
-        """Change the present value, as `Resource.update` does."""
+        """Store what `change` makes of the present answer, or of None. No other change is lost.
+
+        `change` may be called again. Returns the answer afterwards, or None.
+        """
         return await self._resource.update(self._key, change)
 
-    async def invalidate(self, *, soft: bool = False) -> None:
-        """Invalidate it, as `Resource.invalidate` does."""
-        await self._resource.invalidate(self._key, soft=soft)
+    def changing(self) -> Changing[Any, V]:
+        """Write through: `async with entry.changing() as change:`, and inside `change.put(…)`."""
+        return self._resource.changing(self._key)
 
-    async def delete(self) -> None:
-        """Delete the copy."""
-        await self._resource.delete(self._key)
+    async def invalidate(self, *, soft: bool = False) -> str:
+        """Invalidate it: the next read waits for a load, and gets the old copy if that fails.
+
+        `soft`: reads get the old copy while it is refreshed. Returns the token of this change, for
+        `get(at_least=…)`. Raises StoreError.
+        """
+        return await self._resource.invalidate(self._key, soft=soft)
+
+    async def delete(self) -> str:
+        """Delete the copy. Returns the token of this change."""
+        return await self._resource.delete(self._key)
 
     def watch(
         self,
@@ -113,11 +145,14 @@ class Handle(Generic[V]):
         tell: Callable[[Update[Any, V]], object] | None = None,
         end: Callable[[], object] | None = None,
     ) -> Watch[Any, V]:
-        """Keep it fresh, as `Resource.watch` does."""
+        """Keep it fresh inside `with`. Iterate over the watch to receive each new copy.
+
+        Or give `tell`, which is called with each `Update`; `end` is called when the watch ends.
+        """
         return self._resource.watch(self._key, tell=tell, end=end)
 
     async def explain(self) -> Explanation:
-        """Return the state of the entry, as `Resource.explain` does."""
+        """Return the state of the entry: its age, its verdict, who loads it, and when."""
         return await self._resource.explain(self._key)
 
 
@@ -130,71 +165,105 @@ class Resource(Face[K, V]):
 
     __name__: str
     __wrapped__: Callable[..., Any]
+    what = "batched resource"
+    watch_of: type[Watch[Any, Any]] = Watch
+    """What `watch` makes."""
+
+    @cached_property
+    def handle_class(self) -> type[Handle[V]]:
+        """The class of handles; their coroutines are named after the function."""
+        function = self.core.spec.function
+        if function is None:
+            return Handle
+        return class_named_after(Handle, f"{name_of(function)}.of(...)")
 
     async def __call__(self, key: K, *others: Never) -> V:
         """Return the value. Raises KeyError if it does not exist, LoadFailed if loading fails."""
         if others:
             raise self._one_key(key, *others)
         try:
-            entry = self.entry_of(key)
+            entry = self.entry_by_key[key]
+        except KeyError:
+            pass
         except TypeError:
             raise self._no_key(key) from None
-        if entry is not None:
+        else:
             clock = self._clock
-            now = clock()
             answer = entry.answer
-            if now < entry.until and answer.found:
-                reads = self._reads
-                unsampled = reads.unsampled - 1
-                reads.unsampled = unsampled
-                if not unsampled or not entry.is_used:
-                    reads.look_at(entry, answer, now)
+            if clock() < entry.until and answer.found:
+                if entry.is_used:
+                    for _ in self._reads.unsampled:  # as in `ReadCounts.hit`
+                        return answer.value
+                self._reads.hit(entry, answer, clock())
                 return answer.value
-            known = self.core.reads.from_entry(key, entry, now)
+            known = self.core.reads.from_entry(key, entry, clock())
             if known is not None:
                 return found(known, key)
-        return found(await self._get(key), key)
+        outcome = await self.core.reads.answer(key, FOR_EVER, self.core.spec.patience)
+        return found(answer_or_raise(outcome), key)
 
-    async def get(self, key: K, max_age: Duration | None = None) -> Answer[V]:
+    async def get(
+        self,
+        key: K,
+        max_age: Duration | None = None,
+        patience: Duration | None = None,
+        at_least: str | None = None,
+    ) -> Answer[V]:
         """Return the answer, from memory, the store or a load.
 
-        `max_age`: for this call, an older copy counts as EXPIRED, so the call waits for a load. A
-        key that the upstream lacks has an answer with `found` False. Raises LoadFailed if there is
-        nothing to serve and the load failed.
+        `max_age`: for this call, an older copy counts as EXPIRED, so the call waits for a load.
+        `patience`: wait no longer than this for a load, and then take the old copy, EXPIRED, if it
+        may be served on an error; else LoadTimeout is raised. The load goes on, and is stored.
+        `at_least`: a token of a change, which `put`, `invalidate` and others return. The answer is
+        no older than that change, in any process that shares the store. A key that the upstream
+        lacks has an answer with `found` False. Raises LoadFailed if there is nothing to serve and
+        the load failed.
         """
         try:
-            entry = self.entry_of(key)
+            entry = self.entry_by_key[key]
+        except KeyError:
+            pass
         except TypeError:
             raise self._no_key(key) from None
-        if entry is not None and max_age is None:
-            clock = self._clock
-            now = clock()
-            if now < entry.until:
-                answer = entry.answer
-                reads = self._reads
-                unsampled = reads.unsampled - 1
-                reads.unsampled = unsampled
-                if not unsampled or not entry.is_used:
-                    reads.look_at(entry, answer, now)
-                return answer
-            known = self.core.reads.from_entry(key, entry, now)
-            if known is not None:
-                return known
-        return await self._get(key, _limit(max_age))
+        else:
+            if max_age is None and at_least is None:
+                clock = self._clock
+                if clock() < entry.until:
+                    if entry.is_used:
+                        for _ in self._reads.unsampled:  # as in `ReadCounts.hit`
+                            return entry.answer
+                    self._reads.hit(entry, entry.answer, clock())
+                    return entry.answer
+                known = self.core.reads.from_entry(key, entry, clock())
+                if known is not None:
+                    return known
+        limit = FOR_EVER if max_age is None else _limit(max_age)
+        seen = None if at_least is None else at_least_of(at_least)
+        outcome = await self.core.reads.answer(key, limit, self._patience(patience), seen)
+        return answer_or_raise(outcome)
 
-    async def _get(self, key: K, max_age: float = FOR_EVER) -> Answer[V]:
-        return _answer_or_raise(await self.core.reads.answer(key, max_age))
+    def _patience(self, patience: Duration | None) -> float | None:
+        """The caller's own, or the resource's."""
+        if patience is None:
+            return self.core.spec.patience
+        return seconds(patience, name="patience")
 
     async def get_many(
-        self, keys: Iterable[K], max_age: Duration | None = None
+        self,
+        keys: Iterable[K],
+        max_age: Duration | None = None,
+        patience: Duration | None = None,
+        at_least: str | None = None,
     ) -> dict[K, Answer[V]]:
         """Return an answer for each key. Raises nothing for a failed load: its answer has `error`.
 
-        `max_age` is that of `get`.
+        `max_age`, `patience` and `at_least` are those of `get`.
         """
         wanted = await self._unique(keys, "get_many")
         answers: dict[K, Answer[V]] = {}
-        outcomes = await self.core.reads.answers(wanted, Waiter(max_age=_limit(max_age)))
+        waiter: Waiter[K, V] = Waiter(max_age=_limit(max_age), patience=self._patience(patience))
+        waiter.at_least = None if at_least is None else at_least_of(at_least)
+        outcomes = await self.core.reads.answers(wanted, waiter)
         async for batch in sliced(wanted):
             answers |= all_answered(outcomes, batch, self._clock)
         return answers
@@ -205,7 +274,7 @@ class Resource(Face[K, V]):
         It is from memory, and counted as a read.
         """
         try:
-            entry = self.entry_of(key)
+            entry = self.entry_by_key.get(key)
         except TypeError:
             raise self._no_key(key) from None
         if entry is None:
@@ -233,7 +302,7 @@ class Resource(Face[K, V]):
 
         `is_recorded`: a recording has this read already.
         """
-        self._reads.note(answer, self._clock())
+        self._reads.note(key, answer, self._clock())
         if not is_recorded:
             self.core.owner.note(self.core, [key], "read")
 
@@ -241,7 +310,8 @@ class Resource(Face[K, V]):
         """Return the stored copy, however old, or None if there is none or it is GONE.
 
         Loads nothing, and is not counted as a read. While the store does not answer, the copy in
-        memory is returned, with `unverified`.
+        memory is returned, with `unverified`. Inside `at_least()` the store alone answers, without
+        waiting for an outbox. An invalidated copy is returned there, too: look at its `mark`.
         """
         return await self.core.reads.stored(key)
 
@@ -278,7 +348,7 @@ class Resource(Face[K, V]):
         store that is read inline. Otherwise it is STALE at best, with `unverified`.
         """
         try:
-            entry = self.entry_of(key)
+            entry = self.entry_by_key.get(key)
         except TypeError:
             raise self._no_key(key) from None
         if entry is not None:
@@ -296,7 +366,7 @@ class Resource(Face[K, V]):
         answers: dict[K, Answer[V]] = {}
         async for batch in sliced(outcomes.items()):
             for key, outcome in batch:
-                answers[key] = _answer_or_raise(outcome)
+                answers[key] = answer_or_raise(outcome)
         return answers
 
     async def refresh_many(self, keys: Iterable[K]) -> dict[K, Refreshed[V]]:
@@ -312,7 +382,7 @@ class Resource(Face[K, V]):
             if start > 0:
                 await asyncio.sleep(0)
             for key in wanted[start : start + SLICE]:
-                results[key] = self._refreshed(outcomes[key], waiter.not_stored.get(key))
+                results[key] = self._refreshed(outcomes[key], waiter.notes.not_stored.get(key))
         return results
 
     def _refreshed(self, outcome: Outcome[V], not_stored: RefreshEnd | None) -> Refreshed[V]:
@@ -400,20 +470,47 @@ class Resource(Face[K, V]):
         """
         return await self.core.updates.update(key, change)
 
-    async def invalidate(self, *keys: K, soft: bool = False) -> None:
+    def changing(self, key: K) -> Changing[K, V]:
+        """Write through: `async with prices.changing(key) as change:`, and inside `change.put(…)`.
+
+        The key's copy is STALE, and its lease yours, before your write to the database begins. If
+        anybody changes the key meanwhile, `change.put` stores nothing. Leaving the block without a
+        stored value, or with an exception, invalidates the key.
+        """
+        return Changing(self.core, key)
+
+    async def invalidate(self, *keys: K, soft: bool = False) -> str:
         """Invalidate the keys: the next read waits for a load, and gets the old copy if that fails.
 
         `soft`: reads get the old copy while it is refreshed. A load that began before is never
-        published as fresh. Raises StoreError.
+        published as fresh. Returns the token of this change, for `get(at_least=…)`. Raises
+        StoreError.
         """
-        await self.core.invalidate(await self._unique(keys), soft=soft)
+        wanted = await self._unique(keys)
+        if sys.flags.dev_mode:
+            await self.core.look_for_missing(wanted)
+        return await self.core.invalidate(wanted, soft=soft)
 
-    async def delete(self, *keys: K) -> None:
+    async def invalidate_all(self, *, soft: bool = False) -> int:
+        """Invalidate every entry of this resource, in all processes; return how many there are.
+
+        `soft` is that of `invalidate`. Raises StoreError.
+        """
+        return await self.core.invalidate_all(soft=soft)
+
+    async def delete(self, *keys: K) -> str:
         """Delete the copies. The next read loads, and has no old copy if the load fails.
+
+        Returns the token of this change. Raises StoreError.
+        """
+        return await self.core.delete(await self._unique(keys))
+
+    async def remove(self, key: K) -> bool:
+        """Delete one copy; return True if it was fresh. Of many callers at once, one gets True.
 
         Raises StoreError.
         """
-        await self.core.delete(await self._unique(keys))
+        return await self.core.updates.remove(key)
 
     async def clear(self) -> None:
         """Delete every entry of this resource, in all processes. Raises StoreError."""
@@ -432,7 +529,7 @@ class Resource(Face[K, V]):
         `tell`, which is called with each `Update`. `fail` is called when a refresh failed, with
         what is left and its `error`. `end` is called when the watch ends, by you or with the cache.
         """
-        return Watch(self.core.watcher, _flat(keys), tell=tell, fail=fail, end=end)
+        return self.watch_of(self.core.watcher, _flat(keys), tell=tell, fail=fail, end=end)
 
     @property
     def policy(self) -> Policy:
@@ -466,7 +563,7 @@ class Resource(Face[K, V]):
     def of(self, key: K) -> Handle[V]:
         """Return the handle of one entry."""
         self.core.names.text(key)
-        return Handle(self, key)
+        return self.handle_class(self, key)
 
     def forget(self, *keys: K, tag: str | None = None) -> None:
         """Drop keys, and entries with this tag, from memory; loads that run now are not kept.
@@ -531,6 +628,8 @@ def text_of(resource: str, of: type[str] | type[int]) -> Callable[[object], str]
     """The function that names keys of this type in the store; one call for most keys."""
 
     def text(key: object) -> str:
+        if type(key) is int is of and -SMALL < key < SMALL:
+            return int.__repr__(key)
         if type(key) is str is of and 0 < len(key) <= MAX_KEY and key.isascii():
             return key
         return checked_text(resource, key, of)
@@ -549,8 +648,10 @@ def _flat(keys: Sequence[K | Iterable[K]]) -> Sequence[K]:
     return flat
 
 
-def _answer_or_raise(outcome: Outcome[V]) -> Answer[V]:
+def answer_or_raise(outcome: Outcome[V]) -> Answer[V]:
     """Return an answer; raise a new error for each caller, so that tracebacks do not pile up."""
+    if isinstance(outcome, RaisedByLoader):
+        outcome.raise_cause()
     if isinstance(outcome, LoadFailed):
         error = type(outcome)(*outcome.args)
         error.retry_at = outcome.retry_at
@@ -560,5 +661,9 @@ def _answer_or_raise(outcome: Outcome[V]) -> Answer[V]:
 
 def found(answer: Answer[V], key: object) -> V:
     if not answer.found:
-        raise KeyError(key)
+        missing = KeyError(key)
+        missing.add_note(
+            "The loader returned no value for this key. get() says so without an error."
+        )
+        raise missing
     return answer.value

@@ -6,12 +6,12 @@ may live here: no clock, no store, no asyncio.
 
 from bisect import bisect_right
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from datetime import datetime
 from enum import Enum
 from math import floor
 from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from stillfresh.backoff import pause_after
 from stillfresh.durations import seconds
@@ -42,6 +42,8 @@ SHORTEST_ABSENCE: Final = 1.0
 """The least seconds that an absence is remembered, however short `fresh_for` is."""
 WORST: Final = {Mark.SOFT: 1, Mark.HARD: 2}
 ORDER: Final = (Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED, Verdict.GONE)
+PLAIN: Final = (dict, list, str, bytes, int, float, datetime, type(None))
+"""Types of which msgpack returns what it was given."""
 
 
 class Terms(Struct, frozen=True):
@@ -132,7 +134,7 @@ def without_cause(answer: Answer[V]) -> Answer[V]:
         return answer
     plain = type(error)(*error.args)
     plain.retry_at = error.retry_at
-    return replace(answer, error=plain)
+    return answer.with_error(plain)
 
 
 def is_held(record: Record, now: float, lease_for: float = FOR_EVER) -> bool:
@@ -141,13 +143,21 @@ def is_held(record: Record, now: float, lease_for: float = FOR_EVER) -> bool:
 
 
 def plan_read(
-    record: Record, now: float, lease_for: float = FOR_EVER, max_age: float = FOR_EVER
+    record: Record,
+    now: float,
+    lease_for: float = FOR_EVER,
+    max_age: float = FOR_EVER,
+    *,
+    at_least: bool = False,
 ) -> Plan:
     """FRESH is served, STALE served and refreshed, EXPIRED and GONE wait for a load.
 
-    A copy older than `max_age` counts as EXPIRED.
+    A copy older than `max_age` counts as EXPIRED. `at_least`: the caller has seen a change, so an
+    invalidated copy, which may be older, counts as GONE.
     """
     copy = record.copy
+    if at_least and copy is not None and copy.mark is not Mark.NONE:
+        copy = None
     pause = cooling(record.failure, now)
     verdict = Verdict.GONE if copy is None else verdict_of(copy, now)
     if copy is None or verdict is Verdict.GONE:
@@ -165,18 +175,26 @@ def plan_read(
 
 
 def plan_wait(
-    record: Record, seen: str | None, now: float, lease_for: float = FOR_EVER
+    record: Record,
+    seen: str | None,
+    now: float,
+    lease_for: float = FOR_EVER,
+    *,
+    at_least: bool = False,
 ) -> Plan | None:
     """What a caller does that waits for another process's load; None: wait on.
 
     For callers that waited, a copy that arrived is STALE at worst, unless it was invalidated.
+    `at_least` is that of `plan_read`.
     """
     copy = record.copy
     is_new = copy is not None and copy.generation != seen
     if not is_new and is_held(record, now, lease_for):
         return None
-    plan = plan_read(record, now, lease_for)
-    if not isinstance(plan, MustLoad) or copy is None or not is_new or copy.mark is Mark.HARD:
+    plan = plan_read(record, now, lease_for, at_least=at_least)
+    if not isinstance(plan, MustLoad) or copy is None or not is_new:
+        return plan
+    if copy.mark is Mark.HARD or (at_least and copy.mark is Mark.SOFT):
         return plan
     return Serve(copy, Verdict.STALE, failure=record.failure)
 
@@ -267,6 +285,11 @@ class Outlook(Struct, frozen=True):
 
 
 def outlook_of(copy: Copy, now: float) -> Outlook:
+    policy = copy.policy
+    fetched_at = copy.fetched_at
+    if copy.mark is Mark.NONE and 0.0 <= now - fetched_at < policy.fresh_for:  # most copies
+        end = fetched_at + policy.fresh_for
+        return Outlook(policy, fetched_at, Mark.NONE, now, Verdict.FRESH, Verdict.FRESH, end)
     verdict = verdict_of(copy, now)
     return Outlook(
         policy=copy.policy,
@@ -321,7 +344,23 @@ def kept(
     if terms.jitter:
         policy = jittered(policy, terms.jitter, dice())
     data = codec.encode(value)  # type: ignore[arg-type]  # an annotation is a promise
+    if type(data) is bytes:  # the pages' codec returns bytes of its own kind, with a head
+        data = bytes(memoryview(data))  # msgspec leaves up to half as much room behind its bytes
     return Copy(generation, sent, policy, data, Mark.NONE, version), codec.decode(data)
+
+
+def odd_part(value: object) -> object | None:
+    """The value, or the first one inside, that msgpack returns as another type; or None."""
+    if isinstance(value, Loaded):
+        value = value.value
+    if not isinstance(value, PLAIN):
+        return value
+    inside: object = None
+    if isinstance(value, list) and value:
+        inside = value[0]
+    elif isinstance(value, dict) and value:
+        inside = next(iter(value.values()))
+    return None if isinstance(inside, PLAIN) else inside
 
 
 def failed(
@@ -356,13 +395,18 @@ def results_of(kind: str, keys: Sequence[K], answer: object) -> dict[K, object]:
     If ids are missing and there are ids that nobody asked for, the missing ones failed: the loader
     names its keys in another way.
     """
-    if not isinstance(answer, Mapping):
+    if type(answer) is not dict and not isinstance(answer, Mapping):
         error = LoadFailed(
             f"{kind}: the loader returned {type(answer).__name__}, not a mapping from key to value"
         )
         return dict.fromkeys(keys, error)
-    results: dict[K, object] = {key: answer.get(key, ABSENT) for key in keys}
-    missing = [key for key, result in results.items() if result is ABSENT]
+    results: dict[K, object] = {}
+    missing: list[K] = []
+    for key in keys:
+        result = answer.get(key, ABSENT)
+        results[key] = result
+        if result is ABSENT:
+            missing.append(key)
     if missing and len(answer) > len(keys) - len(missing):
         extra = next(key for key in answer if key not in results)
         for key in missing:

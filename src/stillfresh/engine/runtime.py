@@ -45,13 +45,18 @@ class Runtime(Tasks):
             self.store = TimedStore(store, hooks, times)
         self.can = capabilities_of(self.store)
         """What the store can do beside the contract."""
+        self.runs_in_threads = can.waits_in_threads
+        """A thread without an event loop may run the engine itself (`turns.py`)."""
         self.hooks = hooks
         self.read_now: ReadNow | None = None if can.inline is None else can.inline.read_now
         """Reads inline, if the store can; for hits, so it is not timed."""
         self.read_in_thread: ReadNow | None = self.read_now
-        """The same for a thread, which can wait for a round trip."""
-        if can.threads is not None:
-            self.read_in_thread = can.threads.read_in_thread
+        """The same for a thread, which can wait for a round trip.
+
+        With hooks there is none: they are told one thread at a time, which needs the loop's turn.
+        """
+        if self.can.threads is not None and not hooks:
+            self.read_in_thread = self.can.threads.read_in_thread
         self.clock = clock
         self.sleep = sleep
         self.dice = dice

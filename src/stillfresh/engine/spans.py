@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, cast
 
 from stillfresh.clock import monotonic as ticks
 from stillfresh.engine.model import Hook, Origin, Span
 from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import Verdict
-from stillfresh.stores import ReadsInline, WrappedStore
+from stillfresh.stores import ReadsInline, ReadsInThreads, WrappedStore
 from stillfresh.stores.contract import Generations, Record, Store
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 class Timing:
     """A histogram of seconds, by `TIME_BUCKETS`."""
 
+    bounds: ClassVar[tuple[float, ...]] = TIME_BUCKETS
+    """The upper bounds of the buckets, in seconds."""
     counts: tuple[int, ...]
     """Bucket by bucket; the last counts everything above all bounds."""
     seconds: float
@@ -158,6 +160,7 @@ class TimedStore(WrappedStore):
     def __init__(self, inner: Store, hooks: Sequence[Hook], times: dict[str, Stopwatch]) -> None:
         super().__init__(inner)
         self._inline = cast("ReadsInline", inner)  # used only if it reads inline
+        self._threads = cast("ReadsInThreads", inner)  # used only if it reads in threads
         self._hooks = hooks
         self._times = times
         for name in STEPS:
@@ -202,5 +205,15 @@ class TimedStore(WrappedStore):
         began = ticks()
         try:
             return self._inline.read_now(kind, ids, known)
+        finally:
+            self._times["read"].note(ticks() - began)
+
+    def read_in_thread(
+        self, kind: str, ids: Sequence[str], known: Generations = None
+    ) -> dict[str, Record]:
+        """Timed. Hooks are not told: several threads may read at once."""
+        began = ticks()
+        try:
+            return self._threads.read_in_thread(kind, ids, known)
         finally:
             self._times["read"].note(ticks() - began)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from stillfresh.backoff import pause_after, spread
 from stillfresh.engine import rules
-from stillfresh.engine.model import LEAVE, Answer, Origin
+from stillfresh.engine.model import DELETE, LEAVE, Answer, Origin
 from stillfresh.engine.put import InTurn
 from stillfresh.engine.rules import NOTHING
 from stillfresh.engine.runtime import Runtime
 from stillfresh.errors import StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.stores.contract import Copy, PutOutcome, PutResult, When
+from stillfresh.turns import THIS_THREAD
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
@@ -65,6 +66,45 @@ class Updates(Generic[K, V]):
             raise
         raise StoreError(f"{self._spec.kind} {key!r}: other changes keep coming first; try again")
 
+    async def remove(self, key: K) -> bool:
+        """Delete a key; return True if it had a fresh value.
+
+        Of many callers at once, one gets True. Like a deletion, it voids the load that another
+        caller or process has begun. Where a put that is refused says that nothing is stored, one
+        step is enough; elsewhere the store is read first, so that a key of which it has nothing is
+        not written.
+        """
+        runtime = await self._core.ready()
+        return await self._puts.carry_out(runtime, self._remove(runtime, key))
+
+    async def _remove(self, runtime: Runtime, key: K) -> bool:
+        async with InTurn(self._core.loads.puts, [key]):
+            is_loading = key in self._core.loads.under_way
+            if not is_loading and not runtime.can.tells_emptiness:
+                id_ = self._core.names.text(key)
+                if id_ not in await runtime.store.read(self._spec.kind, [id_]):
+                    return False
+            result = await self._put_nothing_over_a_live_copy(runtime, key)
+        if result.outcome is PutOutcome.STORED or result.outcome is PutOutcome.REPLACED:
+            return True
+        if is_loading or not result.is_empty:
+            await self._core.delete([key])
+        return False
+
+    async def _put_nothing_over_a_live_copy(self, runtime: Runtime, key: K) -> PutResult:
+        """The first step of a removal, which says whether it found a live copy."""
+        sent = rules.stamped(runtime.clock())
+        known = self._puts.prepare(runtime, key, DELETE, sent)
+        put = known.as_put(When.LIVE_COPY)
+        since = runtime.clock()
+        with self._core.changes.overtaking([key]) as step:
+            results = await self._puts.settle(runtime, {known.id: put}, lambda _: False)
+        result = results[known.id]
+        if result.outcome in {PutOutcome.STORED, PutOutcome.REPLACED}:
+            self._puts.note_stored(runtime, known, result, step, since)
+            self._core.owner.changed()
+        return result
+
     async def _attempt(
         self, runtime: Runtime, key: K, change: Change[V]
     ) -> tuple[bool, Answer[V] | None]:
@@ -88,6 +128,7 @@ class Updates(Generic[K, V]):
         match result.outcome:
             case PutOutcome.STORED | PutOutcome.REPLACED:
                 self._puts.note_stored(runtime, known, result, step, since)
+                self._core.owner.changed()
                 return True, self._answer_of(key, known.copy, runtime.clock())
             case PutOutcome.KEPT:
                 return True, (await self._read_now(runtime, key))[1]
@@ -115,6 +156,15 @@ class Updates(Generic[K, V]):
         if not isawaitable(value):
             return value
         longest = self._spec.load_timeout
+        why = f"took longer than {longest:g} s (load_timeout); it may not put its own key"
+        late = TimeoutError(f"{self._spec.kind}: the change of an update {why}")
+        if THIS_THREAD.has_turn:  # it runs in this thread, and cannot be cut off
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            result = await value
+            if clock() - began > longest:
+                raise late
+            return result
         limit = asyncio.timeout(longest)
         try:
             async with limit:
@@ -122,5 +172,4 @@ class Updates(Generic[K, V]):
         except TimeoutError as exc:
             if not limit.expired():
                 raise
-            why = f"took longer than {longest:g} s (load_timeout); it may not put its own key"
-            raise TimeoutError(f"{self._spec.kind}: the change of an update {why}") from exc
+            raise late from exc

@@ -76,7 +76,7 @@ class Watch(Generic[K, V]):
             self._watcher.follow(self, keys)
 
     def has(self, key: K) -> bool:
-        """True if it is watched now."""
+        """Return True if this key is watched now."""
         return self.is_open and key in self._keys
 
     @property

@@ -22,7 +22,7 @@ from stillfresh.engine.model import Answer, Origin, left_of
 from stillfresh.engine.rules import Outlook, Terms, watched_until, without_store
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.watch import Update, Watch
-from stillfresh.errors import LoadFailed, StillfreshError
+from stillfresh.errors import LoadFailed, RaisedByLoader, StillfreshError
 from stillfresh.stores.contract import Copy
 
 if TYPE_CHECKING:
@@ -132,7 +132,10 @@ class Driver(ABC, Generic[K]):
         failed = {
             key: outcome for key, outcome in outcomes.items() if isinstance(outcome, LoadFailed)
         }
-        self.cool(failed, of, now)
+        cooling = {
+            key: error for key, error in failed.items() if not isinstance(error, RaisedByLoader)
+        }
+        self.cool(cooling, of, now)
         for key in outcomes:
             del flying[key]
             if key in failed:
@@ -397,6 +400,7 @@ class Watcher(Driver[K], Generic[K, V]):
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            if not runtime.loop.is_closed():  # an abandoned loop runs nothing any more
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)

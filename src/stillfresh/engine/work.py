@@ -5,10 +5,10 @@ one caller, which may wait for many keys. No store and no event loop may live he
 """
 
 from collections.abc import Callable, Hashable
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stillfresh.engine.load_states import (
     ALL,
@@ -25,10 +25,11 @@ from stillfresh.engine.load_states import (
 )
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Private, RefreshEnd
 from stillfresh.engine.rules import FOR_EVER
-from stillfresh.errors import BadValue, LoadFailed
+from stillfresh.errors import BadValue, LoadFailed, RaisedByLoader
 from stillfresh.stores.contract import Copy, Failure, Record
 
 if TYPE_CHECKING:
+    from stillfresh.engine.at_least import AtLeast
     from stillfresh.engine.load import Load
     from stillfresh.engine.loads import Loads
 
@@ -59,6 +60,7 @@ class Work(Struct, Generic[K, V], eq=False):
     forced: bool = False
     """A caller of `refresh` wants a new copy, even during a cooldown."""
     outgrown: bool = False  # the copy is too old for a caller's `max_age`
+    at_least: bool = False  # a caller has seen a change, and accepts nothing older
     urgent: bool = False  # a loader waits for it, and may hold the only place
     is_blind: bool = False  # the store is unavailable, so it loads without a lease
     leased: bool = False  # load only with a lease, since memory has a value that is not stored
@@ -94,8 +96,13 @@ class Work(Struct, Generic[K, V], eq=False):
         """`knows`: the caller has asked the store.
 
         No invalidation in another process voids a load without a lease. What such a caller has
-        read may be newer, so it waits for the next load.
+        read may be newer, so it waits for the next load. So does a caller with a token: the load
+        may have begun before the change. The next load finds what this one stores.
         """
+        if waiter.at_least is not None:
+            self.at_least = True
+            if self.load is not None:
+                asked_at = LATE
         if self.is_blind and knows:
             asked_at = LATE
         self.waiters[waiter] = asked_at
@@ -118,27 +125,42 @@ class Work(Struct, Generic[K, V], eq=False):
         return Ended(in_time, left, self.wanted or bool(left), is_overtaken)
 
 
-class Waiter(Generic[K, V]):
+class WaiterNotes(Struct, Generic[K, V]):
+    """What a caller learns of its keys on the way; most callers learn nothing."""
+
+    unread: set[K] = set()
+    """Keys that the store could not be asked for."""
+    unstored: set[K] = set()
+    """Keys whose value in memory the store does not have."""
+    not_stored: dict[K, RefreshEnd] = {}
+    """Keys that were loaded and whose copy the store does not have, and why."""
+    fallbacks: dict[K, Callable[[LoadFailed], Answer[V]]] = {}
+    """What is served if the load fails."""
+
+
+class Waiter(Struct, Generic[K, V], eq=False):
     """One caller that waits for one or many keys."""
 
-    def __init__(
-        self, load: OwnLoad | None = None, max_age: float = FOR_EVER, *, each: bool = False
-    ) -> None:
-        self.load = load  # its own loader, for loads that it begins
-        self.context = copy_context()  # for hooks
-        self.caller = CALLER.get()
-        self.max_age = max_age  # it accepts no older copy
-        self.each = each
-        self.unread: set[K] = set()  # keys that the store could not be asked for
-        self.unstored: set[K] = set()  # keys whose value in memory the store does not have
-        self.wake: Callable[[], object] = bool  # when the last key has ended; if `each`, each one
-        self.private: Private[Any] | None = None  # its own loader's value, for it alone
-        self.missing = 0
-        self.outer = CURRENT.get()  # the load whose loader calls, or None
-        self.outcomes: dict[K, Outcome[V]] = {}
-        self.not_stored: dict[K, RefreshEnd] = {}
-        """Keys that were loaded and whose copy the store does not have, and why."""
-        self.fallbacks: dict[K, Callable[[LoadFailed], Answer[V]]] = {}  # if the load fails
+    load: OwnLoad | None = None  # its own loader, for loads that it begins
+    max_age: float = FOR_EVER  # it accepts no older copy
+    at_least: "AtLeast | None" = None  # it has seen these changes, and accepts nothing older
+    each: bool = False
+    patience: float | None = None  # seconds that it waits for loads; None: to their end
+    wake: Callable[[], object] = bool  # when the last key has ended; if `each`, each one
+    private: Private[Any] | None = None  # its own loader's value, for it alone
+    missing: int = 0
+    outcomes: dict[K, Outcome[V]] = {}
+    own_notes: WaiterNotes[K, V] | None = None
+    context: Context = field(default_factory=copy_context)  # for hooks
+    caller: Any = field(default_factory=CALLER.get)
+    outer: "Load[Any, Any] | None" = field(default_factory=CURRENT.get)
+    """The load whose loader calls, or None."""
+
+    @property
+    def notes(self) -> WaiterNotes[K, V]:
+        if self.own_notes is None:
+            self.own_notes = WaiterNotes()
+        return self.own_notes
 
     def wait_for(self, loads: "Loads[K, V]", key: K) -> None:
         """The load whose loader calls can end only after the load of this key."""
@@ -151,10 +173,14 @@ class Waiter(Generic[K, V]):
             self.outer.waiting_for.pop(self, None)
 
     def settle(self, key: K, outcome: Outcome[V]) -> None:
-        if self.fallbacks and isinstance(outcome, LoadFailed) and key in self.fallbacks:
-            # The old copy does not hide a value of a wrong type, except in its cooldown.
+        if self.own_notes is not None and isinstance(outcome, LoadFailed):
+            fallback = self.own_notes.fallbacks.get(key)
+            # The old copy does not hide a value of a wrong type, except in its cooldown, nor an
+            # exception that the caller wants to see.
             is_new_mistake = isinstance(outcome, BadValue) and outcome.retry_at is None
-            outcome = outcome if is_new_mistake else self.fallbacks[key](outcome)
+            is_raised = isinstance(outcome, RaisedByLoader)
+            if fallback is not None and not is_new_mistake and not is_raised:
+                outcome = fallback(outcome)
         self.outcomes[key] = outcome
         self.missing -= 1
         if self.missing == 0 or self.each:
