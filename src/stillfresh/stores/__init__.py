@@ -1,7 +1,15 @@
 """Where copies and leases are kept: one contract, one conformance suite, several stores.
 
-This module opens a store by its address, for a tenant. `contract` defines what a store is. SQLite
-and DynamoDB have modules of their own for other packages.
+This module opens a store by its address, for a tenant (`urls`, `tenants`). `contract` defines what
+a store is, and `capabilities` what only some can do. SQLite and DynamoDB have modules of their own
+for other packages.
+
+The way of a request: the engine calls a method of the contract for some keys of one kind. The
+store's own `store` module turns it into atomic steps: `memory` takes them in place; `sqlite` queues
+jobs for `writer`, which run `steps` in a transaction; `redis`, `postgres` and `dynamodb` send
+scripts, functions or conditional requests over their `link` (DynamoDB: `aws`). The link limits the
+time, sends a request again if its answer was lost, and translates errors (`server`, `breaker`).
+What a stored row means is in `layout`, `schema` or `rows`; what all stores decide alike in `rules`.
 """
 
 from stillfresh.stores.breaker import TRIED_AGAIN
@@ -19,6 +27,8 @@ from stillfresh.stores.capabilities import (
     SeparatesTenants,
     ShapesValues,
     StatesCapabilities,
+    TellsEmptiness,
+    WaitsInThreads,
     capabilities_by_protocol,
     capabilities_of,
 )
@@ -35,4 +45,5 @@ __all__ += ["split_tenant", "store_for"]
 __all__ += ["Capabilities", "WrappedStore", "capabilities_by_protocol", "capabilities_of"]
 __all__ += ["CountsEntries", "EvictsEntries", "HasAddress", "LimitsBytes", "ListsEntries"]
 __all__ += ["LivesInProcess", "PushesChanges", "ReadsInThreads", "ReadsInline"]
-__all__ += ["SeparatesTenants", "ShapesValues", "StatesCapabilities"]
+__all__ += ["SeparatesTenants", "ShapesValues", "StatesCapabilities", "TellsEmptiness"]
+__all__ += ["WaitsInThreads"]

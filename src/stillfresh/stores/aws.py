@@ -132,6 +132,8 @@ class AwsPlace:
 
 @dataclass(eq=False)
 class AwsService:
+    """DynamoDB or S3 behind one client: each request is limited, repeated and counted here."""
+
     client: Any
     """Made when the service is opened."""
     target: str

@@ -63,6 +63,8 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class S3Bodies:
+    """The objects of one bucket."""
+
     service: AwsService
     bucket: str
 

@@ -29,7 +29,7 @@ WALKED: Final = 500
 
 @runtime_checkable
 class ReadsInline(Protocol):
-    """It reads on the caller's thread in microseconds, without waiting."""
+    """A store that reads on the caller's thread in microseconds, without waiting."""
 
     @abstractmethod
     def read_now(
@@ -40,7 +40,7 @@ class ReadsInline(Protocol):
 
 @runtime_checkable
 class ReadsInThreads(Protocol):
-    """A thread without an event loop can read it, and waits for the answer."""
+    """A store that a thread without an event loop can read, while it waits."""
 
     @abstractmethod
     def read_in_thread(
@@ -50,8 +50,25 @@ class ReadsInThreads(Protocol):
 
 
 @runtime_checkable
+class WaitsInThreads(Protocol):
+    """A store whose steps a thread can run if it has the turn of the event loop (`turns.py`).
+
+    They wait in that thread, on connections of its own, and never suspend.
+    """
+
+    waits_in_threads: bool = True
+
+
+@runtime_checkable
+class TellsEmptiness(Protocol):
+    """A store whose refused puts say whether there is nothing at all (`PutResult.is_empty`)."""
+
+    tells_emptiness: bool = True
+
+
+@runtime_checkable
 class ListsEntries(Protocol):
-    """It can go through its entries, by page."""
+    """A store that can list its entries, page by page."""
 
     @abstractmethod
     async def entries(
@@ -73,7 +90,7 @@ class ListsEntries(Protocol):
 
 @runtime_checkable
 class EvictsEntries(Protocol):
-    """It can drop entries that can never be served again."""
+    """A store that can drop entries that can never be served again."""
 
     evicts_hourly: bool = True
     """The cache evicts every hour. False: only on request, as its server drops old entries."""
@@ -85,7 +102,7 @@ class EvictsEntries(Protocol):
 
 @runtime_checkable
 class CountsEntries(Protocol):
-    """It knows how much it holds."""
+    """A store that knows how much it holds."""
 
     @abstractmethod
     async def stats(self) -> StoreStats:
@@ -94,7 +111,7 @@ class CountsEntries(Protocol):
 
 @runtime_checkable
 class LimitsBytes(Protocol):
-    """It can be given a limit, above which it drops the least recently used copies.
+    """A store that takes a limit, above which it drops the least recently used copies.
 
     Its statistics then have `held` and `evicted`.
     """
@@ -105,7 +122,7 @@ class LimitsBytes(Protocol):
 
 @runtime_checkable
 class PushesChanges(Protocol):
-    """It reports changes by any process at once."""
+    """A store that reports changes by any process at once."""
 
     @abstractmethod
     def listen(self, tell: Tell) -> AbstractAsyncContextManager[Channel]:
@@ -114,7 +131,7 @@ class PushesChanges(Protocol):
 
 @runtime_checkable
 class LivesInProcess(Protocol):
-    """Its entries are objects of this process.
+    """A store whose entries are objects of this process.
 
     No step waits, so steps are timed for hooks only. It is bound to no event loop, and stays open
     when the cache's loop ends without a close.
@@ -122,12 +139,12 @@ class LivesInProcess(Protocol):
 
     @abstractmethod
     def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
-        """If `keeps(id)`, memory used the id, and others are evicted first."""
+        """Evict ids last for which `keeps(id)` is True: memory used them lately."""
 
 
 @runtime_checkable
 class SeparatesTenants(Protocol):
-    """It has partitions for tenants. Other stores are wrapped in a `TenantStore`."""
+    """A store with partitions for tenants. Other stores are wrapped in a `TenantStore`."""
 
     tenant: str | None
     """It reads and writes entries of this tenant only; None: of no tenant."""
@@ -139,7 +156,7 @@ class SeparatesTenants(Protocol):
 
 @runtime_checkable
 class ShapesValues(Protocol):
-    """Programs in other languages read its values."""
+    """A store whose values are read by programs in other languages."""
 
     shapes: "dict[str, Shape]"
     """By kind, how values lie where others read them."""
@@ -147,7 +164,7 @@ class ShapesValues(Protocol):
 
 @runtime_checkable
 class HasAddress(Protocol):
-    """Caches with the same address share its entries."""
+    """A store with an address. Caches with the same address share its entries."""
 
     address: str | None = None
     """Without the tenant; None: it was not opened by an address, or shares nothing."""
@@ -166,6 +183,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     process: LivesInProcess | None = None
     partitions: SeparatesTenants | None = None
     evicts_hourly: bool = False
+    waits_in_threads: bool = False
+    tells_emptiness: bool = False
     max_bytes: int | None = None
     tenant: str | None = None
     shapes: "dict[str, Shape] | None" = None
@@ -198,7 +217,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class StatesCapabilities(Protocol):
-    """Its class does not tell what it can do: it depends on its settings, or on a store inside."""
+    """A store whose abilities depend on its settings, or on a store inside it."""
 
     @abstractmethod
     def capabilities(self) -> Capabilities:
@@ -206,14 +225,14 @@ class StatesCapabilities(Protocol):
 
 
 def capabilities_of(store: Store) -> Capabilities:
-    """What this store can do: as it states itself, or by its protocols."""
+    """Return what this store can do: as it states itself, or by its protocols."""
     if isinstance(store, StatesCapabilities):
         return store.capabilities()
     return capabilities_by_protocol(store)
 
 
 def capabilities_by_protocol(store: Store) -> Capabilities:
-    """What the class of this store can do, for a store that cannot do all of it."""
+    """Return what the class of this store can do. An instance may be able to do less."""
     return Capabilities(
         store_name=type(store).__name__,
         inline=store if isinstance(store, ReadsInline) else None,
@@ -225,6 +244,8 @@ def capabilities_by_protocol(store: Store) -> Capabilities:
         process=store if isinstance(store, LivesInProcess) else None,
         partitions=store if isinstance(store, SeparatesTenants) else None,
         evicts_hourly=isinstance(store, EvictsEntries) and store.evicts_hourly,
+        waits_in_threads=isinstance(store, WaitsInThreads) and store.waits_in_threads,
+        tells_emptiness=isinstance(store, TellsEmptiness) and store.tells_emptiness,
         max_bytes=store.max_bytes if isinstance(store, LimitsBytes) else None,
         tenant=store.tenant if isinstance(store, SeparatesTenants) else None,
         shapes=store.shapes if isinstance(store, ShapesValues) else None,
@@ -249,6 +270,8 @@ def capabilities_through(wrapper: Any, inner: Store) -> Capabilities:  # noqa: A
         process=wrapper if can.process is not None else None,
         partitions=None,
         evicts_hourly=can.evicts_hourly,
+        waits_in_threads=can.waits_in_threads,
+        tells_emptiness=can.tells_emptiness,
         max_bytes=can.max_bytes,
         tenant=can.tenant,
         shapes=can.shapes,

@@ -1,4 +1,7 @@
-"""How a store announces changes: the contract, and the base of channels of a server."""
+"""How a store announces changes: the contract, and the base of channels of a server.
+
+`engine/news.py` listens. It stops trusting memory as soon as a channel ends.
+"""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -10,7 +13,7 @@ from stillfresh.errors import StoreError
 Tell: TypeAlias = Callable[[str, str, str | None], None]
 """Called with a kind, an id and the new generation; None: it was invalidated or deleted."""
 A_TAG: Final = ""
-"""In place of a kind: the id is a tag, whose entries are invalidated, and reported as well."""
+"""Stands in place of a kind if the id is a tag. The tag's entries are reported as well."""
 
 
 class Channel(ABC):

@@ -185,6 +185,8 @@ class PutResult(Struct, frozen=True, gc=False):
     outcome: PutOutcome
     version: bytes = NO_VERSION
     stamp: int = 0  # the position of this change among the store's changes; 0: it counts none
+    is_empty: bool = False
+    """REFUSED because nothing is stored: no copy, lease or failure (`TellsEmptiness`)."""
 
 
 class Costs(Struct, frozen=True, gc=False):

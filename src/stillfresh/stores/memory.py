@@ -26,6 +26,7 @@ from stillfresh.stores.capabilities import (
     ListsEntries,
     LivesInProcess,
     ReadsInline,
+    WaitsInThreads,
 )
 from stillfresh.stores.contract import (
     After,
@@ -62,7 +63,14 @@ MOST_COPIES: Final = 10_000_000
 
 
 class MemoryStore(
-    Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries, LimitsBytes, LivesInProcess
+    Store,
+    ReadsInline,
+    WaitsInThreads,
+    ListsEntries,
+    EvictsEntries,
+    CountsEntries,
+    LimitsBytes,
+    LivesInProcess,
 ):
     """Entries in this process, opened by `memory://`. Processes do not share them.
 
@@ -89,7 +97,7 @@ class MemoryStore(
         self._keeps: dict[str, Callable[[str], bool]] = {}
         self._passed = 0
         """Rows checked since one was last dropped."""
-        numbers = map(f"{token_hex(10)}{{:012x}}".format, count())
+        numbers = map(f"{token_hex(5)}{{:x}}".format, count())
         self._new_token = new_token or numbers.__next__
         self._rows = MemoryRows(max_copies, self._room)
         self._open = False
@@ -111,11 +119,15 @@ class MemoryStore(
     ) -> dict[str, Record]:
         rows = self._opened()
         known = known or {}
-        if self.max_bytes is not None:
-            for id_ in ids:
-                if (row := rows.get((kind, id_))) is not None:
-                    row.is_used = True
-        return {id_: row.record(known.get(id_)) for id_ in ids if (row := rows.get((kind, id_)))}
+        records: dict[str, Record] = {}
+        for id_ in ids:
+            row = rows.get((kind, id_))
+            if row is None:
+                continue
+            if self.max_bytes is not None:
+                row.is_used = True
+            records[id_] = row.record(known.get(id_))
+        return records
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
@@ -125,7 +137,10 @@ class MemoryStore(
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
         now = self._clock()
-        return {ask.id: self._acquire(kind, ask, now, lease_for) for ask in asks}
+        grants: dict[str, Grant] = {}
+        for ask in asks:
+            grants[ask.id] = self._acquire(kind, ask, now, lease_for)
+        return grants
 
     def _acquire(self, kind: str, ask: Ask, now: float, lease_for: float) -> Grant:
         rows = self._opened()
@@ -145,15 +160,15 @@ class MemoryStore(
         now = self._clock()
         rows = self._opened()
         late = tags or {}
-        past = {id_: copies[id_][0] for id_ in late if rows.is_past(copies[id_][0], late[id_])}
-        if past:
-            await self.release(kind, [*past.values()])
-        superseded = {
-            id_
-            for id_, (lease, copy) in copies.items()
-            if not rows.publish((kind, id_), lease, copy, now, late.get(id_))
-        }
-        self._shrink()
+        if late:
+            past = [copies[id_][0] for id_ in late if rows.is_past(copies[id_][0], late[id_])]
+            await self.release(kind, past)
+        superseded: set[str] = set()
+        for id_, (lease, copy) in copies.items():
+            if not rows.publish((kind, id_), lease, copy, now, late.get(id_)):
+                superseded.add(id_)
+        if rows.count > self._max_copies:
+            self._shrink()
         return superseded
 
     def new_generation(self) -> str:
@@ -300,7 +315,7 @@ class MemoryStore(
         if self._passed >= SLICE and used:  # everything is in use
             rows.evict(used[0])
             self._passed = 0
-        return self._passed <= len(rows)
+        return self._passed <= rows.count
 
     def _was_used(self, key: Key, row: MemoryRow) -> bool:
         """True if the row was used since the last check; this begins the next period."""
@@ -311,7 +326,7 @@ class MemoryStore(
 
     def _shrink(self) -> None:
         """Drop some more than needed, because finding the oldest walks over dropped rows."""
-        over = len(self._rows) - self._max_copies
+        over = self._rows.count - self._max_copies
         if over <= 0:
             return
         for key in self._rows.oldest(over + min(self._max_copies // 100, SLICE)):

@@ -35,8 +35,9 @@ W = TypeVar("W")
 Step: TypeAlias = Callable[[], Awaitable[T]]
 
 SLICE: Final = 500
+"""The most steps in one request."""
 SLICE_BYTES: Final = 1 << 20
-"""The most steps in one request, and the most bytes beyond the first."""
+"""The most bytes in one request, unless one step alone is larger."""
 
 
 def slices(sizes: Sequence[int], is_bound: Callable[[int], bool]) -> Iterator[slice]:
@@ -63,8 +64,8 @@ class ServerLink(ABC):
     """At most `most` connections, of one event loop; further callers wait for a permit.
 
     A connection with an unread answer (after an error or a cancellation) is closed and never used
-    again: its next answer would be of another request. Taking and giving back never wait, so no
-    cancellation can lose a permit.
+    again: its next answer would be of another request. A caller that got a permit releases it in
+    `finally`, so no cancellation can lose one.
     """
 
     failures: ClassVar[tuple[type[Exception], ...]]  # of the client library and the network

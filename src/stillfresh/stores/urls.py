@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
+from pathlib import PurePath
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -76,6 +77,8 @@ def _checked_store(store: object) -> Store:
     """Refuse an object that is no store, and name the methods that a store lacks."""
     if isinstance(store, Store):
         return store
+    if isinstance(store, PurePath):
+        raise ConfigError(f"store {shown(store)}: an address is text; write {str(store)!r}")
     lacking = [name for name in METHODS if not callable(getattr(store, name, None))]
     if len(lacking) == len(METHODS):
         raise ConfigError(f"store {shown(store)}: neither an address nor a store; write {ALLOWED}")

@@ -48,6 +48,8 @@ def _check_keys(name: str, described: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
+    """What `table describe` shows of a table and its bucket."""
+
     table: str
     status: str
     ttl_attribute: str | None

@@ -79,6 +79,8 @@ async def entries_of(
 
 @dataclass(frozen=True, slots=True)
 class TableScan:
+    """Lists, counts and evicts the entries of one store in the table."""
+
     table: Leases
     bodies: S3Bodies
     clock: Clock

@@ -13,7 +13,7 @@ from typing import Final
 
 from stillfresh.errors import StoreError
 from stillfresh.stores.channel import A_TAG, ServerChannel, Tell
-from stillfresh.stores.postgres.link import LOST, SERVER, PgConnection, PgLink, refused
+from stillfresh.stores.postgres.link import LOST, SERVER, LoopConnection, PgLink, refused
 from stillfresh.stores.postgres.schema import quoted, text_of
 
 BEAT: Final = "!"
@@ -28,6 +28,8 @@ POOLED: Final = (
 
 
 class PgChannel(ServerChannel):
+    """One connection that listens to the changes of a schema, and reports them by `tell`."""
+
     def __init__(self, link: PgLink, schema: str, tell: Tell, within: float) -> None:
         super().__init__(SERVER, tell, within)
         self._link = link
@@ -55,7 +57,7 @@ class PgChannel(ServerChannel):
         sent = self._link.run("SELECT pg_notify($1, $2)", (self._schema, beat))
         await self._come_back([beat], sent, POOLED if self._link.is_pooled else "")
 
-    async def _read(self, connection: PgConnection) -> None:
+    async def _read(self, connection: LoopConnection) -> None:
         try:
             async with aclosing(connection.notifies()) as notices:
                 async for notice in notices:
@@ -75,7 +77,7 @@ class PgChannel(ServerChannel):
             number, _, part = payload.partition("+")
             ends = ""
         if int(number) != len(self._pieces):
-            raise ValueError("a piece of news is missing")
+            raise ValueError("a notification is missing")
         self._pieces.append(part)
         if ends:
             text = "".join(self._pieces)

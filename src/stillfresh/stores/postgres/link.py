@@ -1,23 +1,37 @@
 """The connections to a PostgreSQL server: statements, limited in time, and errors translated.
 
-Every statement is its own transaction. A step that the server has rolled back (a deadlock) is
-repeated.
+Those of an event loop and those of threads differ only in how they wait (`session.py`). Every
+statement is its own transaction. A step that the server has rolled back (a deadlock) is repeated.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from psycopg import AsyncConnection, AsyncRawCursor, InterfaceError, Notify
+from psycopg import AsyncConnection, AsyncRawCursor, InterfaceError
 from psycopg import Error as PostgresError
 from psycopg.pq import TransactionStatus
 from psycopg.waiting import wait_async
 
 from stillfresh.errors import StoreError
+from stillfresh.stores.breaker import TRIED_AGAIN
 from stillfresh.stores.postgres.heard import LastHeard
-from stillfresh.stores.postgres.schema import HELLO, SETTINGS, VERSION, Row, quoted
+from stillfresh.stores.postgres.schema import HELLO, SETTINGS, TUNING, VERSION, Row, quoted
+from stillfresh.stores.postgres.session import (
+    LoopSocket,
+    PgSession,
+    Talk,
+    connect_in_thread,
+    talk_in_thread,
+)
 from stillfresh.stores.server import ServerLink
+from stillfresh.stores.thread_pool import ThreadPool
+from stillfresh.turns import THIS_THREAD, outside
+
+T = TypeVar("T")
 
 ENDED: Final = {"57P01", "57P02", "57P03", "57P05", "53300"}
 """Codes of a server that ends its connections, or accepts none now."""
@@ -52,16 +66,13 @@ COMMAND: Final = (
     "`stillfresh table create` once for this database, as a role that may create the schema"
 )
 NEVER: Final = 3600.0
+NO_HOST: Final = "no host is named"
 IDLE: Final = TransactionStatus.IDLE
 LOST: Final = (OSError, TimeoutError, PostgresError)
 
 
 class PgConnection(AsyncConnection[Row]):
-    """A connection that can be left at once. Its timeout restarts with each part that arrives."""
-
-    limit: asyncio.Timeout | None = None
-    patience = 0.0
-    _moved_at = 0.0
+    """A connection of an event loop that can be left at once, and wakes up for answers only."""
 
     async def disconnect(self, *, nowait: bool) -> None:
         del nowait
@@ -69,21 +80,32 @@ class PgConnection(AsyncConnection[Row]):
 
     async def wait(self, gen: Any, interval: float = 0, timeout: float | None = None) -> Any:  # noqa: ANN401, ASYNC109 (the library's own)
         del interval, timeout
-        return await wait_async(self._moving(gen), self.pgconn.socket, interval=NEVER)
+        return await wait_async(gen, self.pgconn.socket, interval=NEVER)
 
-    def _moving(self, gen: Any) -> Generator[Any, Any, Any]:  # noqa: ANN401
-        """A long answer may take its time while parts of it keep arriving."""
-        try:
-            state = next(gen)
-            while True:
-                ready = yield state
-                now = asyncio.get_running_loop().time()
-                if self.limit is not None and now - self._moved_at > self.patience / 8:
-                    self.limit.reschedule(now + self.patience)
-                    self._moved_at = now
-                state = gen.send(ready)
-        except StopIteration as exc:
-            return exc.value
+
+class LoopConnection(PgConnection):
+    """One for the store's statements, which go through `session`."""
+
+    session: PgSession
+    socket: LoopSocket
+
+    def begin_session(self) -> None:
+        self.session = PgSession(self.pgconn)
+        self.socket = LoopSocket(self.pgconn.socket)
+
+    async def close(self) -> None:
+        self.socket.rest()
+        await super().close()
+
+
+class ThreadConnection(PgSession):
+    """A connection of threads."""
+
+    def is_clean(self) -> bool:
+        return bool(self.pgconn.transaction_status == IDLE)
+
+    def disconnect(self) -> None:
+        self.pgconn.finish()
 
 
 def said_by(error: BaseException) -> str:
@@ -110,6 +132,9 @@ class PgLink(ServerLink):
         self.pushes = self.is_pooled = False
         """Whether its schema pushes; and whether a pooler stands before the server."""
         self.heard = LastHeard()
+        self._threads = ThreadPool(
+            self._connected_in_thread, most=most, timeout=timeout, busy=self._all_busy
+        )
 
     async def _hello(self) -> None:
         await self._execute("SELECT 1", ())
@@ -144,11 +169,14 @@ class PgLink(ServerLink):
     async def _execute(self, statement: str, arguments: Sequence[Any]) -> list[Row]:
         """Run a statement; repeat it if the server has rolled it back."""
 
-        async def exchange(connection: PgConnection, _: asyncio.Timeout) -> list[Row]:
-            return await self._rows(connection, statement, arguments)
+        async def exchange(connection: LoopConnection, _: asyncio.Timeout) -> list[Row]:
+            return await self._talk(connection, connection.session.rows(statement, arguments))
 
         for _ in range(REPEATS):
             try:
+                if THIS_THREAD.has_turn:
+                    with outside():
+                        return self._execute_in_thread(statement, arguments)
                 return await self._once(exchange, None)
             except PostgresError as exc:
                 if _code(exc) not in UNDONE and not await self._is_unprepared(exc):
@@ -156,6 +184,34 @@ class PgLink(ServerLink):
         raise StoreError(
             f"the PostgreSQL server rolled a step back {REPEATS} times (deadlock); try again"
         )
+
+    def _execute_in_thread(self, statement: str, arguments: Sequence[Any]) -> list[Row]:
+        """Run a statement once, on a connection of threads, while this thread waits."""
+
+        def talk(connection: ThreadConnection) -> list[Row]:
+            return talk_in_thread(connection, connection.rows(statement, arguments), self._timeout)
+
+        return self._threads.exchange(talk)
+
+    def read_in_thread(self, statement: str, arguments: Sequence[Any]) -> list[Row]:
+        """Run a statement that only reads, in one attempt. StoreError if that fails.
+
+        Unlike all other steps, it runs without the turn of the cache's event loop.
+        """
+        began = time.monotonic()
+        if self._breaker.is_open:
+            raise StoreError(f"{SERVER} is unavailable: {self._why}; {TRIED_AGAIN}")
+        try:
+            return self._execute_in_thread(statement, arguments)
+        except LOST as exc:
+            if isinstance(exc, TimeoutError):
+                self._note_failure(began, exc)
+            raise self._store_error(exc) from exc
+
+    @property
+    def has_own_sessions(self) -> bool:
+        """True if each connection is one of the server's, with our settings (`TUNING`)."""
+        return self._prepares and not self.is_pooled
 
     async def _take_permit(self) -> None:
         if not self._permits.locked():  # a time-out costs more than the permit
@@ -165,17 +221,18 @@ class PgLink(ServerLink):
             async with asyncio.timeout(self._timeout):
                 await self._permits.acquire()
         except TimeoutError:
-            raise StoreError(
-                f"all {self._most} connections to the PostgreSQL server were busy for "
-                f"{self._timeout:g} s; raise ?max_connections= or ?timeout="
-            ) from None
+            raise self._all_busy() from None
 
-    async def _connect(self) -> PgConnection:
-        connection = await self.connected()
-        connection.add_notify_handler(unheard)
-        return connection
+    def _all_busy(self) -> StoreError:
+        return StoreError(
+            f"all {self._most} connections to the PostgreSQL server were busy for "
+            f"{self._timeout:g} s; raise ?max_connections= or ?timeout="
+        )
 
-    def _is_clean(self, connection: PgConnection) -> bool:
+    async def _connect(self) -> LoopConnection:
+        return await self.connected()
+
+    def _is_clean(self, connection: LoopConnection) -> bool:
         return connection.info.transaction_status is IDLE
 
     def _is_lost(self, error: BaseException) -> bool:
@@ -192,47 +249,71 @@ class PgLink(ServerLink):
         await self.drop_idle()
         return True
 
-    async def _rows(
-        self, connection: PgConnection, statement: str, arguments: Sequence[Any]
-    ) -> list[Row]:
-        cursor = connection.cursor(binary=True)
-        try:
-            async with asyncio.timeout(self._timeout) as connection.limit:
-                await cursor.execute(statement.encode(), arguments)
-        finally:
-            connection.limit = None
-        return await cursor.fetchall() if cursor.description is not None else []
+    async def _talk(self, connection: LoopConnection, talk: Talk[T]) -> T:
+        """Each part of a long answer has its time."""
+        clock = asyncio.get_running_loop().time
+        moved_at = 0.0
 
-    async def connected(self) -> PgConnection:
+        def postpone() -> None:
+            nonlocal moved_at
+            now = clock()
+            if now - moved_at > self._timeout / 8:  # moving a timer costs as much as an answer
+                limit.reschedule(now + self._timeout)
+                moved_at = now
+
+        async with asyncio.timeout(self._timeout) as limit:
+            return await connection.socket.drive(talk, postpone)
+
+    async def connected(self) -> LoopConnection:
         """A connection for the caller, which closes it."""
         connection = await connected_to(self._hosts, self._timeout)
         try:
-            await self._check(connection)
+            await self._talk(connection, self._greeting(connection.session))
         except BaseException:
             await connection.close()
             raise
+        connection.socket.rest()
         return connection
 
-    async def _hello_rows(self, connection: PgConnection) -> list[Row]:
-        """The settings, and what the server says of itself; only the settings if it cannot."""
-        schema = quoted(self._schema)
-        try:
-            return await self._rows(connection, HELLO.format(schema=schema), ())
-        except PostgresError as exc:
-            if _code(exc) not in {*MISSING, STANDBY}:
+    def _connected_in_thread(self) -> ThreadConnection:
+        tried = tuple(self._hosts)
+        for number, host in enumerate(tried, 1):
+            try:
+                pgconn = connect_in_thread(host, time.monotonic() + self._timeout)
+            except LOST:
+                if number == len(tried):
+                    raise
+                continue
+            try_first(self._hosts, host)
+            connection = ThreadConnection(pgconn)
+            try:
+                talk_in_thread(connection, self._greeting(connection), self._timeout)
+            except BaseException:
+                connection.disconnect()
                 raise
-        return await self._rows(connection, SETTINGS.format(schema=schema), ())
+            return connection
+        raise OSError(NO_HOST)
 
-    async def _check(self, connection: PgConnection) -> None:
+    async def drop_idle(self, *, nowait: bool = True) -> None:
+        """Close idle connections; in a thread only the threads' own, the others are the loop's."""
+        self._threads.drop_idle()
+        if not THIS_THREAD.has_turn:
+            await super().drop_idle(nowait=nowait)
+
+    async def close(self) -> None:
+        self._threads.close()
+        await super().close()
+
+    def _greeting(self, session: PgSession) -> Talk[None]:
         """Raise unless the schema is there, of this release, with isolation `read committed`."""
-        rows = await self._hello_rows(connection)
+        rows = yield from self._hello_rows(session)
         if not rows:
             raise StoreError(f"{self._schema}.setting is empty; drop the schema and run {COMMAND}")
         ((version, _, self.pushes, process, isolation, *life),) = rows
         if isolation != "read committed":
             raise StoreError(
                 f"stillfresh needs transactions of the level 'read committed', and those of this "
-                f"role are '{isolation}'; run ALTER ROLE {connection.info.user} SET "
+                f"role are '{isolation}'; run ALTER ROLE {session.pgconn.user.decode()} SET "
                 f"default_transaction_isolation = 'read committed'"
             )
         if version != VERSION:
@@ -243,22 +324,29 @@ class PgLink(ServerLink):
             )
         if life:  # with the last stamp and the time
             self.heard.hear(*life)
-        self.is_pooled = process != connection.info.backend_pid
-        if self._prepares and not self.is_pooled:
-            connection.prepare_threshold = PREPARED_AFTER
+        self.is_pooled = process != session.pgconn.backend_pid
+        if self.has_own_sessions:
+            yield from session.rows(TUNING)
+            session.prepare_after = PREPARED_AFTER
+
+    def _hello_rows(self, session: PgSession) -> Talk[list[Row]]:
+        """The settings, and what the server says of itself; only the settings if it cannot."""
+        schema = quoted(self._schema)
+        try:
+            return (yield from session.rows(HELLO.format(schema=schema)))
+        except PostgresError as exc:
+            if _code(exc) not in {*MISSING, STANDBY}:
+                raise
+        return (yield from session.rows(SETTINGS.format(schema=schema)))
 
 
-def unheard(_: Notify) -> None:
-    """Ignore notifications of others on a pooler's shared connection."""
-
-
-async def connected_to(hosts: list[str], patience: float) -> PgConnection:
+async def connected_to(hosts: list[str], patience: float) -> LoopConnection:
     """Connect to the first host that accepts us; it is tried first the next time."""
     tried = tuple(hosts)  # other callers reorder the hosts meanwhile
     for number, host in enumerate(tried, 1):
         try:
             async with asyncio.timeout(patience):
-                connection = await PgConnection.connect(
+                connection = await LoopConnection.connect(
                     host,
                     autocommit=True,
                     prepare_threshold=None,
@@ -268,11 +356,17 @@ async def connected_to(hosts: list[str], patience: float) -> PgConnection:
             if number == len(tried):
                 raise
         else:
-            connection.patience = patience
-            hosts.remove(host)
-            hosts.insert(0, host)
+            connection.begin_session()
+            try_first(hosts, host)
             return connection
-    raise OSError("no host is named")
+    raise OSError(NO_HOST)
+
+
+def try_first(hosts: list[str], host: str) -> None:
+    """Move the host that has accepted us to the front. Other callers do the same meanwhile."""
+    with suppress(ValueError):
+        hosts.remove(host)
+        hosts.insert(0, host)
 
 
 def refused(error: BaseException, schema: str) -> StoreError:

@@ -58,6 +58,10 @@ HELLO: Final = """SELECT s.version, s.is_unlogged, s.pushes, pg_backend_pid(),
     extract(epoch FROM clock_timestamp())::float8
     FROM {schema}.setting s LEFT JOIN {schema}.life l ON l.is_only"""
 """The settings, and what a put must know: the life, the newest stamp, and the server's time."""
+TUNING: Final = """SELECT set_config('lock_timeout', '5s', false),
+    set_config('enable_seqscan', 'off', false), set_config('jit', 'off', false),
+    set_config('plan_cache_mode', 'force_generic_plan', false)"""
+"""For statements outside functions, as `settings` is for those inside."""
 FIELDS: Final = """e.key, e.generation, e.fetched_at, e.fresh_for, e.stale_for, e.error_for, e.mark,
     e.held_until, e.failures, e.retry_at, e.error, e.version, e.changed, e.token,
     e.value IS NULL"""
@@ -85,6 +89,12 @@ NAME_OF_ROW: Final = (
     f"CASE WHEN octet_length(e.key) > {LONGEST_KEY} THEN coalesce(e.id, e.key) ELSE e.key END"
 )
 """The id of a row, as bytes. Beside a short key, `id` counts for nothing."""
+EMPTIED: Final = (
+    "generation = NULL, fetched_at = NULL, fresh_for = NULL, stale_for = NULL, "
+    "error_for = NULL, mark = 0, value = NULL, version = NULL, token = NULL, held_until = NULL, "
+    f"failures = NULL, retry_at = NULL, error = NULL, replaced = {REPLACED}"
+)
+"""What an update sets to leave a row for its stamp alone."""
 EMPTY: Final = "(e.generation IS NULL AND e.token IS NULL AND e.failures IS NULL)"
 """A row that is there for its stamp alone."""
 TEXTS: Final = {
@@ -102,9 +112,7 @@ TEXTS: Final = {
     "longest_key": LONGEST_KEY,
     "served_until": f"(least(e.fetched_at, {ENDLESS}) + least(e.fresh_for, {ENDLESS})"
     f" + least(greatest(e.stale_for, e.error_for), {ENDLESS}))",
-    "emptied": "generation = NULL, fetched_at = NULL, fresh_for = NULL, stale_for = NULL, "
-    "error_for = NULL, mark = 0, value = NULL, version = NULL, token = NULL, held_until = NULL, "
-    f"failures = NULL, retry_at = NULL, error = NULL, replaced = {REPLACED}",
+    "emptied": EMPTIED,
     "replaced": REPLACED,
     "short_id": f"rpad(left(g.generation, {SHORT_ID}), {SHORT_ID})",
     "trace": TRACE,

@@ -31,6 +31,11 @@
 CREATE OR REPLACE FUNCTION {schema}.clock(given float8) RETURNS float8 LANGUAGE sql VOLATILE
 AS $$ SELECT coalesce($1, extract(epoch FROM clock_timestamp())::float8) $$;
 
+-- The present transaction does not wait for the disk: a crash that loses it costs a load, and no value.
+-- Never after what a sender relies on: that an old lease is void, that something is stored or gone.
+CREATE OR REPLACE FUNCTION {schema}.need_not_last() RETURNS void LANGUAGE sql VOLATILE
+AS $$ SELECT set_config('synchronous_commit', 'off', true) $$;
+
 CREATE OR REPLACE FUNCTION {schema}.base64(bytea) RETURNS text LANGUAGE sql IMMUTABLE
 AS $$ SELECT translate(encode($1, 'base64'), E'\n', '') $$;
 
@@ -165,6 +170,9 @@ BEGIN
     INSERT INTO {schema}.tag (tag, kind, key)
     SELECT g.tag, in_kind, g.key FROM unnest(in_tags, in_tagged) g (tag, key)
     WHERE g.key = ANY (granted) ON CONFLICT DO NOTHING;
+    IF NOT true = ANY (in_take_over) THEN
+        PERFORM {schema}.need_not_last();
+    END IF;
     RETURN QUERY SELECT o.outcome, {schema}.last_stamp(), {fields},
         CASE WHEN o.outcome = 'newer' THEN e.value END
     FROM unnest(in_keys, in_askers, in_seen, in_take_over) g (key, asker, seen, take_over)
@@ -385,6 +393,7 @@ BEGIN
     FROM unnest(in_keys, in_tokens) g (key, token)
     WHERE e.kind = in_kind AND e.key = g.key AND e.token = g.token AND e.held_until > t
     RETURNING e.key;
+    PERFORM {schema}.need_not_last();
 END $$;
 
 CREATE OR REPLACE FUNCTION {schema}.release(in_kind bytea, in_keys bytea[], in_tokens text[],
@@ -402,6 +411,7 @@ BEGIN
         g (key, token, failures, retry_at, error)
     WHERE e.kind = in_kind AND e.key = g.key AND e.token = g.token;
     PERFORM {schema}.untag_empty(in_kind, in_keys);
+    PERFORM {schema}.need_not_last();
 END $$;
 
 -- Of any kinds, by their order. A mark never goes down. Returns what has changed since `in_as_of`, and was

@@ -19,6 +19,7 @@ from stillfresh.checks import checked_whole
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
 from stillfresh.errors import ConfigError, StoreError, shown
+from stillfresh.stores.capabilities import ReadsInThreads, WaitsInThreads
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
@@ -60,6 +61,13 @@ from stillfresh.stores.postgres.schema import (
     quoted,
     record_of,
 )
+from stillfresh.stores.postgres.short import (
+    ShortForms,
+    StampFence,
+    is_plain,
+    news_of,
+    put_arguments,
+)
 from stillfresh.stores.server import SLICE, ServerStore, slices
 from stillfresh.stores.versions import NO_VERSION
 
@@ -91,7 +99,7 @@ class EntryRow(NamedTuple):
     """The whole id, if it is too long for a key."""
 
 
-class PostgresStore(ServerStore[PgLink, str]):
+class PostgresStore(ServerStore[PgLink, str], ReadsInThreads, WaitsInThreads):
     """Entries in PostgreSQL, opened by its address, `postgresql://user@host/database`.
 
     `hosts` are libpq connection strings of the servers that may be the primary. Leases are judged
@@ -113,6 +121,7 @@ class PostgresStore(ServerStore[PgLink, str]):
     ) -> None:
         super().__init__(checked_schema(schema), timeout, clock)
         self._given_up = GivenUpRequests(ASKER)
+        self._short = ShortForms(self._place)
         most = checked_whole("max_connections", max_connections)
         self._new_link = partial(PgLink, hosts, self._place, most=most, timeout=self._timeout)
 
@@ -122,11 +131,19 @@ class PostgresStore(ServerStore[PgLink, str]):
         *arguments: Any,  # noqa: ANN401 (whatever the function takes)
         resent_arguments: Callable[[], Sequence[Any]] | None = None,
         urgent: bool = False,
+        short: str | None = None,
     ) -> list[Row]:
-        """Call a function of the schema; `resent_arguments` is that of the link's `run`."""
-        places = ", ".join(f"${number}" for number in range(1, len(arguments) + 1))
-        statement = f"SELECT * FROM {quoted(self._place)}.{function}({places})"  # noqa: S608 (checked)
+        """Call a function of the schema, or run its short form.
+
+        `resent_arguments` is that of the link's `run`.
+        """
+        statement = short or self._statement(function, len(arguments))
         return await self._opened().run(statement, arguments, resent_arguments, urgent=urgent)
+
+    def _statement(self, function: str, count: int) -> str:
+        """The call of a function with so many arguments."""
+        places = ", ".join(f"${number}" for number in range(1, count + 1))
+        return f"SELECT * FROM {quoted(self._place)}.{function}({places})"  # noqa: S608 (checked)
 
     def _now(self) -> float | None:
         """The time that the functions use; None: the server's own."""
@@ -141,8 +158,7 @@ class PostgresStore(ServerStore[PgLink, str]):
         known = known or {}
         last_heard = self._last_heard()
         for names in _cut(ids):
-            generations = [known.get(id_) for id_ in names.ids] if known else []
-            for row in await self._call("read", generations, _kind(kind), names.keys):
+            for row in await self._opened().run(*self._reading(kind, names, known)):
                 id_ = names.by_key[row[0]]
                 record = record_of(row, known.get(id_))
                 last_heard.hear_stamp(row[CHANGED])
@@ -153,6 +169,33 @@ class PostgresStore(ServerStore[PgLink, str]):
                     if record == Record():
                         continue
                 records[id_] = record
+        return records
+
+    def _reading(
+        self, kind: str, names: SortedIds, known: Mapping[str, str]
+    ) -> tuple[str, tuple[Any, ...]]:
+        """The statement that reads these ids, and its arguments."""
+        if len(names.ids) == 1 and self._opened().has_own_sessions:
+            return self._short.read, (known.get(names.ids[0]), _kind(kind), names.keys[0])
+        generations = [known.get(id_) for id_ in names.ids] if known else []
+        return self._statement("read", 3), (generations, _kind(kind), names.keys)
+
+    def read_in_thread(
+        self, kind: str, ids: Sequence[str], known: Generations = None
+    ) -> dict[str, Record]:
+        """A read that fails here goes the general way, which tries it again.
+
+        A lease that a request of this process left behind stays in its record: what is served does
+        not depend on it, and what is loaded goes the general way.
+        """
+        known = known or {}
+        records = {}
+        for names in _cut(ids):
+            for row in self._opened().read_in_thread(*self._reading(kind, names, known)):
+                id_ = names.by_key[row[0]]
+                record = record_of(row, known.get(id_))
+                if record is not None:
+                    records[id_] = record
         return records
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
@@ -270,13 +313,16 @@ class PostgresStore(ServerStore[PgLink, str]):
         If the answer gets lost, the same statement is sent again. The server knows each put by its
         generation, and answers that it was stored, or stored and replaced.
         """
-        good_until = self._good_until()
+        # Read once: what a new connection hears later must not let an earlier attempt act.
+        fence = StampFence(self._last_heard().life, self._last_heard().stamp, self._good_until())
         results: dict[str, PutResult] = {}
+        if len(puts) == 1:
+            for row in await self._put_in_short(kind, puts, fence):
+                return {id_: self._put_result(row) for id_ in puts}
         sent_again: set[str] = set()
         sizes = {id_: _size(put.copy) for id_, put in puts.items()}
         for names in _cut(list(puts), sizes):
             ordered = [puts[id_] for id_ in names.ids]
-            last_heard = self._last_heard()
             arguments = (
                 _kind(kind),
                 names.keys,
@@ -290,9 +336,7 @@ class PostgresStore(ServerStore[PgLink, str]):
                 [put.tags is not None for put in ordered],
                 [put.late is not None for put in ordered],
                 *_tag_columns(names, puts),
-                last_heard.life,
-                last_heard.stamp,
-                good_until,
+                *fence,
                 self._now(),
             )
             resent_arguments = partial(_note_sent_again, sent_again, names.ids, arguments)
@@ -306,8 +350,22 @@ class PostgresStore(ServerStore[PgLink, str]):
                 )
         return results
 
+    async def _put_in_short(
+        self, kind: str, puts: Mapping[str, Put], fence: StampFence
+    ) -> list[Row]:
+        """The row of one plain put that was stored; none if the general way must be taken."""
+        link = self._opened()
+        ((id_, put),) = puts.items()
+        key = name_of(id_)
+        if not link.has_own_sessions or not is_plain(put) or len(key) > LONGEST_KEY:
+            return []
+        name = _kind(kind)
+        arguments = put_arguments(name, key, put, fence, now=self._now())
+        news = news_of(name, key, put.copy.generation) if link.pushes else None
+        return await self._call("put", *arguments, news, short=self._short.put)
+
     def _put_result(self, row: Row) -> PutResult:
-        _, name, version, stamp, life, now = row
+        _, name, version, stamp, life, now = row[:6]
         outcome = PutOutcome(name)
         form = NO_VERSION if version is None else bytes(version)
         if outcome is PutOutcome.AGAIN:
@@ -395,8 +453,25 @@ class PostgresStore(ServerStore[PgLink, str]):
             after = rows[-1][:2]
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
+        if len(ids) == 1 and await self._is_deleted_in_short(kind, ids[0]):
+            return
         for names in _cut(ids):
             await self._void("delete", _rows(kind, names))
+
+    async def _is_deleted_in_short(self, kind: str, id_: str) -> bool:
+        """True if one id was deleted; False if the general way must be taken."""
+        link = self._opened()
+        key = name_of(id_)
+        if not link.has_own_sessions or len(key) > LONGEST_KEY:
+            return False
+        name = _kind(kind)
+        heard = link.heard
+        news = news_of(name, key) if link.pushes else None
+        arguments = (name, key, self._now(), heard.life, heard.stamp, news)
+        rows = await self._call("delete", *arguments, urgent=True, short=self._short.delete)
+        for stamp, *_ in rows:
+            heard.hear_stamp(stamp)
+        return bool(rows)
 
     async def _void(self, function: str, rows: Sequence[EntryRow], *options: object) -> None:
         """Invalidate or delete, and ask again for entries that others changed meanwhile.

@@ -6,10 +6,9 @@ With Sentinels, each new connection asks them where the primary is.
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
-from weakref import WeakKeyDictionary
 
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool
 from redis.asyncio.retry import Retry
@@ -23,16 +22,19 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
-    ResponseError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from stillfresh.errors import ConfigError, StoreError
-from stillfresh.stores.redis.heard import AGAIN, HeardStamps
-from stillfresh.stores.redis.layout import Command
+from stillfresh.errors import ConfigError, NotOpen, StoreError
+from stillfresh.stores.breaker import TRIED_AGAIN
+from stillfresh.stores.redis.heard import AGAIN, HeardStamps, ReadCommand
+from stillfresh.stores.redis.layout import GLANCE, Command
 from stillfresh.stores.redis.lua import BY_SHA
+from stillfresh.stores.redis.streams import OpenConnection
+from stillfresh.stores.redis.threads import ThreadConnections, end_first_request, exchange
 from stillfresh.stores.server import ServerLink, error_text, slices
+from stillfresh.turns import THIS_THREAD, outside
 
 NEVER: Final = Retry(NoBackoff(), 0)
 """The client library must not repeat a step that may have been done."""
@@ -53,6 +55,7 @@ LIFE: Final = re.compile(rb"^(?:run_id|master_replid):([0-9a-f]+)", re.MULTILINE
 that were heard before that do not count any more."""
 ABOUT: Final = ("INFO", "server", "memory", "cluster", "replication")
 MEMORY: Final = ("INFO", "memory")
+DROPS_KEYS: Final = "this Redis server drops keys: a plain read cannot tell of tags"
 LOOK_EVERY: Final = 1.0
 """Seconds after which the next request asks once more whether the server drops keys."""
 
@@ -133,10 +136,11 @@ class Link(ServerLink):
         node: str = "",
         sentinels: Sentinels | None = None,
         bases: Sequence[bytes] = (),
+        has_threads: bool = False,
     ) -> None:
         """`node`: its name in a cluster. `sentinels`: they say where the server is.
 
-        `bases`: what the keys of each bucket begin with.
+        `bases`: what the keys of each bucket begin with. `has_threads`: threads may use it, too.
         """
         super().__init__(f"the Redis server {node}".rstrip(), most=most, timeout=timeout)
         self._factory: ConnectionPool = ConnectionPool.from_url(
@@ -147,6 +151,11 @@ class Link(ServerLink):
             protocol=2,
             **options,
         )
+        self._threads: ThreadConnections | None = None
+        if has_threads:
+            self._threads = ThreadConnections(
+                url, most=most, timeout=timeout, options=options, greet=self._greet_in_thread
+            )
         self._node = node
         self._sentinels = sentinels
         self._wait: Sequence[Command] = ()  # sent after a change that replicas must confirm
@@ -161,8 +170,6 @@ class Link(ServerLink):
         self._base_size = len(bases[0]) if bases else 0
         self._life: tuple[list[bytes], HeardStamps] | None = None
         """The server's life, and what was heard in it, of the last connection."""
-        self._stamps: WeakKeyDictionary[AbstractConnection, HeardStamps] = WeakKeyDictionary()
-        """The stamps that count on each connection: those of the server's life it was opened in."""
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """One round trip; a command that the server refused has its error as reply.
@@ -171,21 +178,86 @@ class Link(ServerLink):
         answer may take its time while parts arrive, and so may the requests before this one.
         """
 
-        async def exchange(connection: AbstractConnection, limit: asyncio.Timeout) -> list[Any]:
-            stamps = self._stamps[connection]
-            sent = [stamps.filled(command, drops_keys=self.drops_keys) for command in commands]
-            checks_policy = time.monotonic() - self._policy_checked_at >= LOOK_EVERY
-            if checks_policy:
-                sent.insert(0, MEMORY)
-            await connection.send_packed_command(connection.pack_commands(sent))
-            replies = await self._replies(connection, len(sent), limit)
-            if checks_policy:
-                self._note_memory_policy(replies.pop(0))
-            for command, reply in zip(commands, replies, strict=True):
-                stamps.hear(command, reply)
-            return replies
+        if THIS_THREAD.has_turn:
+            with outside():
+                return self.send_in_thread(commands)
 
-        return await self._once(exchange, self._timeout)
+        async def talk(connection: OpenConnection, limit: asyncio.Timeout) -> list[Any]:
+            sent = self._as_sent(commands, connection.stamps)
+            await connection.send(sent)
+            replies = await self._replies(connection, len(sent), limit)
+            return self._note_replies(commands, replies, connection.stamps)
+
+        return await self._once(talk, self._timeout)
+
+    def send_in_thread(self, commands: Sequence[Command]) -> list[Any]:
+        """The same round trip on a blocking connection, while this thread waits."""
+        if self._threads is None:
+            raise NotOpen("threads have no connections to this server")
+
+        def talk(connection: Any) -> list[Any]:  # noqa: ANN401 (the library's own)
+            sent = self._as_sent(commands, connection.stamps)
+            replies = exchange(connection, sent)
+            if connection.reply_by is not None:
+                end_first_request(connection, self._timeout)
+            return self._note_replies(commands, replies, connection.stamps)
+
+        return self._threads.exchange(talk)
+
+    def _greet_in_thread(self, connection: Any) -> HeardStamps:  # noqa: ANN401
+        bases = self.held_bases()
+        return self._note_greeting(bases, exchange(connection, _greeting(bases)))
+
+    def texts_in_thread(self, keys: list[bytes]) -> list[bytes | None]:
+        """The strings of these keys, in one attempt."""
+        return list(self._read_in_thread(ReadCommand(("MGET", *keys))))
+
+    def glance_in_thread(self, key: bytes) -> bytes | None:
+        """How the string of this key begins, in one attempt."""
+        text: bytes | None = self._read_in_thread(ReadCommand(("GETRANGE", key, 0, GLANCE - 1)))
+        return text
+
+    def _read_in_thread(self, command: ReadCommand) -> Any:  # noqa: ANN401 (whatever the server says)
+        """The reply to one read.
+
+        StoreError if that fails, and if the server drops keys: a plain read cannot tell whether the
+        set of a tag was dropped.
+        """
+        began = time.monotonic()
+        if self._breaker.is_open:
+            raise StoreError(f"{self._server_name} is unavailable: {self._why}; {TRIED_AGAIN}")
+        is_policy_known = began - self._policy_checked_at < LOOK_EVERY
+        if self.drops_keys and is_policy_known:
+            raise StoreError(DROPS_KEYS)
+        try:
+            (reply,) = checked(self.send_in_thread([command]))
+        except LOST as exc:
+            if isinstance(exc, RedisTimeoutError | TimeoutError):
+                self._note_failure(began, exc)
+            raise self._store_error(exc) from exc
+        if self.drops_keys:
+            raise StoreError(DROPS_KEYS)
+        return reply
+
+    def _as_sent(self, commands: Sequence[Command], stamps: HeardStamps) -> list[Command]:
+        """The commands with the stamps that were heard.
+
+        Once a second, ask with them whether the server drops keys.
+        """
+        sent = [stamps.filled(command, drops_keys=self.drops_keys) for command in commands]
+        if time.monotonic() - self._policy_checked_at >= LOOK_EVERY:
+            sent.insert(0, MEMORY)
+        return sent
+
+    def _note_replies(
+        self, commands: Sequence[Command], replies: list[Any], stamps: HeardStamps
+    ) -> list[Any]:
+        """Note the stamps and the memory policy; return the replies to the commands."""
+        if len(replies) > len(commands):
+            self._note_memory_policy(replies.pop(0))
+        for command, reply in zip(commands, replies, strict=True):
+            stamps.hear(command, reply)
+        return replies
 
     def _note_memory_policy(self, about: object) -> None:
         """Read from INFO whether the server drops keys, which may be switched on at any time.
@@ -195,27 +267,30 @@ class Link(ServerLink):
         self.drops_keys = not isinstance(about, bytes) or drops_keys(about)
         self._policy_checked_at = time.monotonic()
 
-    async def _connect(self) -> AbstractConnection:
+    async def _connect(self) -> OpenConnection:
         """A new connection. It asks for the stamps of the server's buckets, and for its time."""
-        connection = await self._new_connection()
+        connection = OpenConnection(await self._new_connection())
         bases = self.held_bases()
-        asks: list[Command] = [ABOUT, ("TIME",), *(("HGET", base + b"+", "n") for base in bases)]
         try:
-            await connection.send_packed_command(connection.pack_commands(asks))
-            about, now, *counters = [await _reply(connection) for _ in asks]
+            replies = await connection.exchange(_greeting(bases))
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
+        connection.stamps = self._note_greeting(bases, replies)
+        return connection
+
+    def _note_greeting(self, bases: Sequence[bytes], replies: Sequence[Any]) -> HeardStamps:
+        """The stamps that count on a new connection, by the server's replies to its greeting."""
+        about, now, *counters = replies
         self._about = about
         self._note_memory_policy(about)
         stamps = self._stamps_of_life(about)
-        self._stamps[connection] = stamps
         if isinstance(now, list):
             stamps.note_time(int(now[0]) + int(now[1]) / 1e6)
         for base, counter in zip(bases, counters, strict=True):
             if isinstance(counter, bytes) and counter.isdigit():
                 stamps.note_stamp(base, int(counter))
-        return connection
+        return stamps
 
     def _stamps_of_life(self, about: object) -> HeardStamps:
         """The stamps of the server's present life; none yet if it does not say which it is."""
@@ -237,9 +312,9 @@ class Link(ServerLink):
         return connection
 
     async def _replies(
-        self, connection: AbstractConnection, count: int, limit: asyncio.Timeout
+        self, connection: OpenConnection, count: int, limit: asyncio.Timeout
     ) -> list[Any]:
-        replies = [await _reply(connection)]
+        replies = [await connection.next_reply()]
         clock = asyncio.get_running_loop().time
         moved_at = 0.0
         while len(replies) < count:
@@ -247,8 +322,20 @@ class Link(ServerLink):
             if now - moved_at > self._timeout / 8:  # moving a timer costs as much as a reply
                 limit.reschedule(now + self._timeout)
                 moved_at = now
-            replies.append(await _reply(connection))
+            replies.append(await connection.next_reply())
         return replies
+
+    async def drop_idle(self, *, nowait: bool = True) -> None:
+        """Close idle connections; in a thread only the threads' own, the others are the loop's."""
+        if self._threads is not None:
+            self._threads.drop_idle()
+        if not THIS_THREAD.has_turn:
+            await super().drop_idle(nowait=nowait)
+
+    async def close(self) -> None:
+        if self._threads is not None:
+            self._threads.close()
+        await super().close()
 
     @property
     def is_away(self) -> bool:
@@ -318,19 +405,18 @@ class Link(ServerLink):
         """
         replies: list[Any] = []
         wait = self._wait if lasting else ()
-        sizes = [
-            sum(len(part) for part in command if isinstance(part, bytes)) for command in commands
-        ]
 
         async def send(part: slice, steps: Callable[[], Sequence[Command]]) -> list[Any]:
             return await self._send_with_scripts([*steps()[part], *wait])
 
-        for part in slices(sizes, lambda at: commands[at - 1] == ASKING):
+        for part in _requests(commands):
             first = partial(send, part, lambda: commands)
             again = partial(send, part, resend or (lambda: commands))
             part_replies = await self._try_twice(first, again, urgent=urgent)
-            if any(isinstance(reply, ReadOnlyError) for reply in part_replies):
-                await self.drop_idle()  # no longer the primary: find the new one
+            for reply in part_replies:
+                if isinstance(reply, ReadOnlyError):
+                    await self.drop_idle()  # no longer the primary: find the new one
+                    break
             replies += _check_confirmation(part_replies, wait)
         return replies
 
@@ -348,6 +434,19 @@ class Link(ServerLink):
         return replies
 
 
+def _requests(commands: Sequence[Command]) -> Iterable[slice]:
+    """The parts of the commands that are sent together; one command is sent as it is."""
+    if len(commands) == 1:
+        return (slice(1),)
+    sizes = [sum(len(part) for part in command if isinstance(part, bytes)) for command in commands]
+    return slices(sizes, lambda at: commands[at - 1] == ASKING)
+
+
+def _greeting(bases: Sequence[bytes]) -> list[Command]:
+    """What a new connection asks: about the server, its time, and the stamps of its buckets."""
+    return [ABOUT, ("TIME",), *(("HGET", base + b"+", "n") for base in bases)]
+
+
 def is_away(error: StoreError) -> bool:
     """True if no server answered; the step may have been done."""
     return error.__cause__ is None or isinstance(error.__cause__, LOST)
@@ -356,13 +455,6 @@ def is_away(error: StoreError) -> bool:
 def _check_primary(role: Sequence[object], name: str) -> None:
     if role[0] != b"master":
         raise RedisConnectionError(f"{name} is a replica by now, and the Sentinels do not know yet")
-
-
-async def _reply(connection: AbstractConnection) -> Any:  # noqa: ANN401 (whatever the server says)
-    try:
-        return await connection.read_response()
-    except ResponseError as exc:
-        return exc
 
 
 def _check_mode(about: object, node: str) -> None:

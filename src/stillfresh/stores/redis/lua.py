@@ -16,6 +16,7 @@ A stamp in an entry is 0 or missing if no change is known, as in a lease without
 the counter was on another node of a cluster when the entry changed: the next put gives it one.
 """
 
+import re
 from hashlib import sha1
 from typing import Final
 
@@ -389,7 +390,30 @@ local function is_past(base, epoch, tags)
 end
 """
 
-COMMON: Final = CONSTANTS + STAMPS + HEADS + TAGS + ENTRIES + EPOCHS
+FUNCTION: Final = re.compile(
+    r"^local function (\w+)(?:[^\n]*\bend$|.*?^end$)", re.MULTILINE | re.DOTALL
+)
+"""One of the functions above: on one line, or up to an `end` that is not indented."""
+FUNCTIONS: Final = {
+    function[1]: function[0]
+    for function in FUNCTION.finditer(STAMPS + HEADS + TAGS + ENTRIES + EPOCHS)
+}
+"""By name, each behind those that it calls."""
+
+
+def functions_for(step: str) -> str:
+    """The functions that a step calls, and those that these call.
+
+    The server defines them anew at every call of a script, so a script has no others.
+    """
+    needed: set[str] = set()
+    unread = [step]
+    while unread:
+        names = FUNCTIONS.keys() & set(re.findall(r"\w+", unread.pop()))
+        unread += [FUNCTIONS[name] for name in names - needed]
+        needed |= names
+    return "".join(f"{text}\n" for name, text in FUNCTIONS.items() if name in needed)
+
 
 EVALSHA: Final = "EVALSHA"
 EVAL: Final = "EVAL"
@@ -400,9 +424,14 @@ BY_SHA: Final[dict[str, "Script"]] = {}
 class Script:
     """A script, and the hash by which the server keeps it."""
 
-    def __init__(self, text: str, common: str = COMMON, *, is_stamped: bool = False) -> None:
-        """The first line of the text has its flags. `is_stamped`: its reply brings a stamp."""
+    def __init__(self, text: str, *, is_whole: bool = False, is_stamped: bool = False) -> None:
+        """The first line of the text has its flags.
+
+        `is_whole`: it has its constants and functions itself. `is_stamped`: its reply brings a
+        stamp.
+        """
         flags, _, body = text.partition("\n")
+        common = "\n" if is_whole else CONSTANTS + functions_for(body)
         self.text = f"#!lua {flags}".strip() + common + body
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self._is_stamped = is_stamped

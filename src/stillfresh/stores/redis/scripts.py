@@ -158,8 +158,13 @@ def _answer(code: int) -> str:
     redis.call('SET', key, '')
     redis.call('DEL', key)
   end
-  return {{{code}, math.max(changed, 0), stored_version, replaced}}
+  return {{{code}, math.max(changed, 0), stored_version, replaced, is_empty and 1 or 0}}
 """
+
+
+def _zeros(size: int) -> str:
+    """So many zero bytes, as a text in Lua."""
+    return "'" + r"\0" * size + "'"
 
 
 GENERATION: Final = f"{GENERATION_AT + 1}, {GENERATION_AT + NAME}"
@@ -197,7 +202,7 @@ end
 -- 1. What is there.
 local generation = found:sub({GENERATION})
 local copy, extra_size, tags_size, error_size, changed, replaced = 0, 0, 0, 0, 0, NONE_REPLACED
-local is_ours, stored_version = #found >= HEAD and found:sub(1, 4) == MAGIC, ''
+local is_ours, stored_version, is_empty = #found >= HEAD and found:sub(1, 4) == MAGIC, '', true
 if is_ours then
   local size, mark
   if #found == FULL_HEAD then
@@ -353,7 +358,14 @@ if when > 0 or is_unread == 1 then
     end
     holds = is_live == (when == {When.LIVE_COPY.value})
   end
-  if not holds then {_answer(REFUSED)} end
+  if not holds then
+    if is_ours then -- a deletion's trace, or an absence that lasts for no time, is nothing
+      local kind = found:byte(5)
+      is_empty = (kind == 0 or kind == {ABSENT} and found:sub(15, 38) == {_zeros(24)})
+        and found:sub(LEASE_AT + 1, HEAD - 8) == FREE .. {_zeros(12)}
+    end
+    {_answer(REFUSED)}
+  end
 end
 local version = ''
 if stored_version ~= '' then
@@ -423,7 +435,7 @@ redis.pcall('SPUBLISH', base .. '{CHANNEL.decode()}', PUBLISHED .. own_generatio
 if keeps_version then return {{{STORED}, stamp, version}} end
 return stamp
 """,
-    common="\n",
+    is_whole=True,
     is_stamped=True,
 )
 """It has few arguments, because each takes the server as long as a small step: the fence, the
@@ -565,7 +577,7 @@ for at, key in ipairs(KEYS) do
 end
 return found
 """,
-    common="\n",
+    is_whole=True,
 )
 
 DOUBTS: Final = Script("""flags=no-writes,allow-cross-slot-keys

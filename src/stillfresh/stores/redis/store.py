@@ -25,6 +25,8 @@ from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.stores.capabilities import (
     Capabilities,
     ReadsInThreads,
+    TellsEmptiness,
+    WaitsInThreads,
     capabilities_by_protocol,
 )
 from stillfresh.stores.contract import (
@@ -71,7 +73,6 @@ from stillfresh.stores.redis.layout import (
 )
 from stillfresh.stores.redis.link import Address, Link, Sentinels
 from stillfresh.stores.redis.listing import count, evict, list_entries, walk
-from stillfresh.stores.redis.threads import DROPS_KEYS, ThreadReads
 from stillfresh.stores.server import ServerStore
 
 SCHEMES: Final = ("redis://", "rediss://", "unix://")
@@ -96,8 +97,9 @@ MAY_BE_STORED: Final = (
     "whether the value was stored"
 )
 LONGEST_LIFE: Final = 315_360_000.0
+"""Seconds that a copy is kept at most."""
 KEPT_LONGER: Final = 60.0
-"""Seconds that a copy is kept at most, and beyond the time in which it can be served."""
+"""Seconds that a copy is kept beyond the time in which it can be served."""
 OUTCOMES: Final = {
     AGAIN: PutOutcome.AGAIN,
     scripts.STORED: PutOutcome.STORED,
@@ -108,7 +110,9 @@ OUTCOMES: Final = {
 }
 
 
-class RedisStore(ServerStore[Link | Cluster, Keyspace], ReadsInThreads):
+class RedisStore(
+    ServerStore[Link | Cluster, Keyspace], ReadsInThreads, WaitsInThreads, TellsEmptiness
+):
     """Entries in Redis or Valkey, opened by its address, `redis://host:6379/0`, or made here.
 
     Leases are judged by the server's clock, unless `clock` is given. `prefix` begins every key.
@@ -152,12 +156,7 @@ class RedisStore(ServerStore[Link | Cluster, Keyspace], ReadsInThreads):
             wait_replicas=checked_whole("wait_replicas", wait_replicas, 0),
         )
         self._is_one_server = not nodes and service is None
-        self._threads = ThreadReads(url, timeout=self._timeout, options=self.options)
         self._given_up = GivenUpRequests(ASKER)
-
-    async def close(self) -> None:
-        self._threads.close()
-        await super().close()
 
     async def read(
         self, kind: str, ids: Sequence[str], known: Generations = None, lag: float = 0.0
@@ -184,19 +183,32 @@ class RedisStore(ServerStore[Link | Cluster, Keyspace], ReadsInThreads):
         return records | dict.fromkeys(redis_keys.keys() - enough.keys(), AWAY)
 
     def capabilities(self) -> Capabilities:
-        """Threads read one server; they do not follow the nodes of a cluster or of Sentinel."""
+        """Threads use one server; they do not follow the nodes of a cluster or of Sentinel."""
         can = capabilities_by_protocol(self)
-        return can if self._is_one_server else replace(can, threads=None)
+        return can if self._is_one_server else replace(can, threads=None, waits_in_threads=False)
 
     def read_in_thread(
         self, kind: str, ids: Sequence[str], known: Generations = None
     ) -> dict[str, Record]:
-        if self._link is not None and self._link.drops_keys:
-            raise StoreError(DROPS_KEYS)
+        """One MGET; of a single copy that the caller knows, the first bytes.
+
+        A read that fails here goes the general way, which tries it again.
+        """
+        link = self._opened()
+        if not isinstance(link, Link):
+            raise StoreError("threads do not follow the nodes of a cluster")
         known = known or {}
         keys = [redis_key.key for redis_key in self._place.of(kind, ids)]
-        texts = zip(ids, self._threads.texts(keys), strict=True)
-        records = ((id_, record_of(text, known.get(id_))) for id_, text in texts)
+        if len(ids) == 1 and ids[0] in known:
+            (id_,) = ids
+            text = link.glance_in_thread(keys[0])
+            if is_enough(text, known[id_]):
+                record = record_of(text, known[id_])
+                return {} if record is None else {id_: record}
+        texts = link.texts_in_thread(keys)
+        records = (
+            (id_, record_of(text, known.get(id_))) for id_, text in zip(ids, texts, strict=True)
+        )
         return {id_: record for id_, record in records if record is not None}
 
     async def _texts(
@@ -393,7 +405,8 @@ class RedisStore(ServerStore[Link | Cluster, Keyspace], ReadsInThreads):
                 case outcome:  # nothing was changed
                     if was_sent_again and not _is_certain(put, reply[3]):
                         raise StoreError(MAY_BE_STORED)
-                    results[id_] = PutResult(outcome, reply[2])
+                    is_empty = outcome is PutOutcome.REFUSED and reply[4] == 1
+                    results[id_] = PutResult(outcome, reply[2], is_empty=is_empty)
         return results
 
     def _put_step(self, redis_key: RedisKey, put: Put, now: float) -> Command:
@@ -536,7 +549,7 @@ def _new_link(
         sentinels = Sentinels(nodes, service, timeout)
         return Link(url, sentinels=sentinels, timeout=timeout, bases=bases, **options)
     if not nodes:
-        return Link(url, timeout=timeout, bases=bases, **options)
+        return Link(url, timeout=timeout, bases=bases, has_threads=True, **options)
 
     def link(address: Address) -> Link:
         host, port = address

@@ -1,95 +1,108 @@
-"""Reads by threads: one round trip on a blocking connection, without an event loop.
+"""Blocking connections to one Redis server, for threads without an event loop.
 
-Reads only: steps that change something run on the event loop (`link.py`). A read that fails here is
-repeated there.
+The link decides what is sent, when it is sent again and what the replies mean (`link.py`), the pool
+which thread has which connection (`stores/thread_pool.py`). Here is only the exchange: bytes out,
+replies in, within a limited time.
 """
 
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from redis.backoff import NoBackoff
 from redis.connection import ConnectionPool
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
-from stillfresh.errors import StoreError
-from stillfresh.stores.breaker import TRIED_AGAIN, Breaker
-from stillfresh.stores.redis.link import LOOK_EVERY, drops_keys
+from stillfresh.stores.redis.heard import HeardStamps
+from stillfresh.stores.redis.layout import Command
+from stillfresh.stores.redis.replies import CLOSED, ReplyReader, packed
+from stillfresh.stores.thread_pool import ThreadPool
 
-LOOK: Final = b"*2\r\n$4\r\nINFO\r\n$6\r\nmemory\r\n"
-DROPS_KEYS: Final = "this Redis server drops keys: a thread's MGET cannot tell of tags"
+READ_AT_ONCE: Final = 1 << 16
+SHORTEST: Final = 0.001
+"""Seconds for a reply, if the time is nearly over; 0 would mean not to wait at all."""
 
 
-class ThreadReads:
-    """Blocking connections, as many as threads read at once."""
+class TimedReplies:
+    """A connection whose replies must come before `reply_by`, if that is set.
 
-    def __init__(self, url: str, *, timeout: float, options: Mapping[str, Any]) -> None:
+    The client library waits for each reply of its handshake as long as for any other. A server
+    that hangs would then hold a thread for several time-outs.
+    """
+
+    reply_by: float | None = None
+    stamps: HeardStamps
+    """Those that count on this connection."""
+    replies: ReplyReader
+
+    def read_response(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 (the library's own)
+        if self.reply_by is not None:
+            options["timeout"] = max(SHORTEST, self.reply_by - time.monotonic())
+        return super().read_response(*args, **options)  # type: ignore[misc]
+
+    def is_clean(self) -> bool:
+        """False, because a request that failed may have left a reply unread."""
+        return False
+
+
+class ThreadConnections(ThreadPool[Any]):
+    """The connections of threads to one server. `greet` exchanges the first commands of each.
+
+    The first request on a connection shares its time with connecting and greeting; the caller
+    then calls `end_first_request`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        most: int,
+        timeout: float,
+        options: Mapping[str, Any],
+        greet: Callable[[Any], HeardStamps],
+    ) -> None:
+        super().__init__(self._greeted, most=most)
         limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
-        given = {**limits, **options, "retry": Retry(NoBackoff(), 0), "protocol": 2}
-        self._factory: ConnectionPool = ConnectionPool.from_url(url, **given)
-        self._idle: deque[Any] = deque()
-        self._breaker = Breaker()
-        self._drops_keys = False
-        self._looked_at = float("-inf")
-        """When the server last said whether it drops keys, by the monotonic clock."""
+        given = {**options, **limits, "retry": Retry(NoBackoff(), 0), "protocol": 2}
+        factory: ConnectionPool = ConnectionPool.from_url(url, **given)
+        self._options = factory.connection_kwargs
+        self._class: Any = type("ThreadConnection", (TimedReplies, factory.connection_class), {})
+        self._reply_within = timeout
+        self._greet = greet
 
-    def texts(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The strings of these keys. A connection with an unread reply is closed.
-
-        Once a second, ask in the same request whether the server drops keys. If it does, raise a
-        StoreError: only the event loop's reads can tell whether a tag's set was dropped.
-        """
-        began = time.monotonic()
-        if not self._breaker.allows(began):
-            raise StoreError(f"the Redis server is unavailable; {TRIED_AGAIN}")
-        is_look = began - self._looked_at >= LOOK_EVERY
-        if self._drops_keys and not is_look:
-            raise StoreError(DROPS_KEYS)
-        requests = [_mget(keys), LOOK] if is_look else [_mget(keys)]
+    def _greeted(self) -> Any:  # noqa: ANN401 (the library's own)
+        connection = self._class(**self._options)
+        connection.reply_by = time.monotonic() + self._reply_within
         try:
-            connection: Any = self._idle.pop()
-        except IndexError:
-            connection = self._factory.make_connection()
-        try:
-            connection.send_packed_command(requests, check_health=False)
-            texts: list[bytes | None] = connection.read_response()
-            if is_look:
-                self._drops_keys = _said_to_drop(connection)
-                self._looked_at = began
-        except BaseException as exc:
+            connection.connect()
+            connection.replies = ReplyReader()
+            connection.stamps = self._greet(connection)
+        except BaseException:
             connection.disconnect()
-            self.close()
-            if not isinstance(exc, RedisError | OSError):
-                raise
-            self._breaker.failed(began, time.monotonic())
-            raise StoreError(f"the Redis server is unavailable: {exc}") from exc
-        self._breaker.succeeded()
-        self._idle.append(connection)
-        if self._drops_keys:
-            raise StoreError(DROPS_KEYS)
-        return texts
-
-    def close(self) -> None:
-        """Close idle connections: they would meet the same failure."""
-        while self._idle:
-            try:
-                self._idle.pop().disconnect()
-            except IndexError:  # another thread took it
-                return
+            raise
+        return connection
 
 
-def _said_to_drop(connection: Any) -> bool:  # noqa: ANN401 (the library's own)
-    """True also if the server does not say."""
-    try:
-        about: bytes = connection.read_response()
-    except ResponseError:
-        return True
-    return drops_keys(about)
+def end_first_request(connection: Any, timeout: float) -> None:  # noqa: ANN401 (the library's own)
+    """From now on, each request on this connection has `timeout` seconds of its own."""
+    connection.reply_by = None
+    connection._sock.settimeout(timeout)  # noqa: SLF001 (it has no other name)
 
 
-def _mget(keys: Sequence[bytes]) -> bytes:
-    """One MGET as it is sent; the client library would take three times as long to write it."""
-    named = b"".join([b"$%d\r\n%b\r\n" % (len(key), key) for key in keys])
-    return b"*%d\r\n$4\r\nMGET\r\n%b" % (len(keys) + 1, named)
+def exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:  # noqa: ANN401
+    """One round trip; a command that the server refused has its error as reply.
+
+    A long answer may take its time while parts arrive.
+    """
+    sock = connection._sock  # noqa: SLF001 (it has no other name)
+    sock.sendall(packed(commands))
+    replies: list[Any] = []
+    while len(replies) < len(commands):
+        if connection.reply_by is not None:
+            sock.settimeout(max(SHORTEST, connection.reply_by - time.monotonic()))
+        data = sock.recv(READ_AT_ONCE)
+        if not data:
+            raise RedisConnectionError(CLOSED)
+        replies += connection.replies.feed(data)
+    return replies

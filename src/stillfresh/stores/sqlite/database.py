@@ -93,7 +93,10 @@ class WriteJob:
 
 
 class WriteDatabase:
-    """`adopt` is called with the connection for reading, whenever the file was opened."""
+    """A file of this process that jobs write to.
+
+    `adopt` is called with the connection for reading, whenever the file was opened.
+    """
 
     def __init__(
         self,

@@ -6,14 +6,16 @@ they are closed.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from threading import Lock
-from typing import Final
+from queue import Empty
+from typing import Final, NamedTuple
 
 import apsw
 
 from stillfresh.errors import StoreError
 from stillfresh.forks import hold_for_forks
+from stillfresh.stores.permits import Permit, Permits
 from stillfresh.stores.sqlite.connection import abandon
 
 MOST: Final = 16
@@ -22,42 +24,46 @@ REST: Final = 5.0
 """Seconds that a fork waits for reads to end."""
 
 
+class SpareReader(NamedTuple):
+    """A connection. With it goes its permit, also if an interrupt drops both."""
+
+    connection: apsw.Connection
+    permit: Permit
+
+
 class SpareReaders:
     """The idle connections of one file."""
 
     def __init__(self, path: Path, connect: Callable[[], apsw.Connection]) -> None:
         self._path = path
         self._connect = connect
-        self._idle: list[apsw.Connection] = []
-        self._held_for_fork: list[apsw.Connection] = []
-        self._open_count = 0
-        """Open connections, idle or borrowed; changed under `_lock`."""
+        self._idle: list[SpareReader] = []
+        self._held_for_fork: list[SpareReader] = []
+        self._permits = Permits(MOST)
+        """One for each connection that is open, idle or borrowed."""
         self._is_closed = False
-        self._lock = Lock()
         hold_for_forks(self)
 
-    def take(self) -> apsw.Connection:
+    def take(self) -> SpareReader:
         """A connection for this thread until it is given back. StoreError if there is none."""
         try:
             return self._idle.pop()
         except IndexError:
-            with self._lock:
-                if self._open_count >= MOST or self._is_closed:
-                    raise StoreError(
-                        f"{self._path}: {MOST} threads read it already, the most allowed"
-                    ) from None
-                self._open_count += 1
+            pass
+        permit = self._free_permit()
         try:
-            return self._connect()
-        except BaseException:
-            self._forget()
+            return SpareReader(self._connect(), permit)
+        except BaseException:  # whoever keeps the error must not keep the permit
+            self._permits.give_back(permit)
             raise
 
-    def _forget(self) -> None:
-        with self._lock:
-            self._open_count -= 1
+    def _free_permit(self) -> Permit:
+        if not self._is_closed:
+            with suppress(Empty):
+                return self._permits.take(block=False)
+        raise StoreError(f"{self._path}: {MOST} threads read it already, the most allowed")
 
-    def give_back(self, reader: apsw.Connection) -> None:
+    def give_back(self, reader: SpareReader) -> None:
         self._idle.append(reader)
         if self._is_closed:
             self.close()
@@ -70,8 +76,11 @@ class SpareReaders:
                 reader = self._idle.pop()
             except IndexError:  # another thread closed it
                 return
-            abandon(reader)
-            self._forget()
+            abandon(reader.connection)
+
+    @property
+    def _open_count(self) -> int:
+        return MOST - self._permits.free_count
 
     def hold(self) -> None:
         """Before a fork: take all of them, so that no thread is in the middle of a read."""
@@ -90,7 +99,6 @@ class SpareReaders:
 
     def forked(self) -> None:
         """In the child: close the copies, with the parent's locks that SQLite remembers."""
-        self._lock = Lock()  # the copy may be held by a thread that the child does not have
         self._is_closed = True
         while self._held_for_fork:
-            abandon(self._held_for_fork.pop())
+            abandon(self._held_for_fork.pop().connection)

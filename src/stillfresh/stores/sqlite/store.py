@@ -1,9 +1,10 @@
-"""The SQLite store: reads on the caller's thread, writes through one writer's thread.
+"""The SQLite store: reads on the caller's thread, writes one after the other.
 
 It maps the contract to the steps of `steps.py`, and decides nothing itself. The thread of the event
 loop has its own connection for reading; other threads borrow one of the spare readers. Everything
-that writes is a job on the queue of the writer (`writer.py`). So jobs of all callers run one after
-the other, and jobs that take long are cut in slices, between which other jobs run.
+that writes is a job of the writer (`writer.py`), which runs it in its own thread, or in the
+caller's if that may wait. So jobs of all callers run one after the other, and jobs that take long
+are cut in slices, between which other jobs run.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from stillfresh.stores.capabilities import (
     LimitsBytes,
     ListsEntries,
     ReadsInline,
+    WaitsInThreads,
 )
 from stillfresh.stores.contract import (
     After,
@@ -64,6 +66,7 @@ from stillfresh.stores.sqlite.schema import (
 from stillfresh.stores.sqlite.steps import STORE, own_kinds, own_tables
 from stillfresh.stores.sqlite.tags import FIRST
 from stillfresh.stores.sqlite.writer import Writer
+from stillfresh.turns import THIS_THREAD, outside
 
 T = TypeVar("T")
 
@@ -81,7 +84,14 @@ LOOK_EVERY: Final = 0.1
 
 
 class SqliteStore(
-    Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries, LimitsBytes, HasAddress
+    Store,
+    ReadsInline,
+    WaitsInThreads,
+    ListsEntries,
+    EvictsEntries,
+    CountsEntries,
+    LimitsBytes,
+    HasAddress,
 ):
     """Entries in one file, shared by the processes of a machine, opened by `sqlite:///file.db`.
 
@@ -220,7 +230,7 @@ class SqliteStore(
             raise NotOpen(STORE_CLOSED)
         reader = spare.take()
         try:
-            return self._read(reader.execute, kind, ids, known or {}, sql)
+            return self._read(reader.connection.execute, kind, ids, known or {}, sql)
         finally:
             spare.give_back(reader)
 
@@ -430,7 +440,11 @@ class SqliteStore(
     async def run(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
     ) -> T:
-        """Run a step on the writer's thread, in a transaction that others may share."""
+        """Run a step in a transaction: on the writer's thread, or here if this thread may wait."""
+        if THIS_THREAD.has_turn:
+            writer = self._opened()
+            with outside():
+                return writer.run_here(job, writes=writes, urgent=urgent)
         return await self._opened().run(job, writes=writes, urgent=urgent)
 
 

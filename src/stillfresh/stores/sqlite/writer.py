@@ -1,14 +1,17 @@
-"""The one thread that writes: jobs come from other threads and are committed in groups.
+"""The writer of a file: one at a time, in its own thread or in the thread that calls.
 
-Threads wait for their jobs. An event loop never waits for the file: it puts a job on the queue and
-awaits its future. A file that another process keeps locked is tried now and then only.
+An event loop never waits for the file: it puts a job on the queue and awaits its future. The
+writer's thread commits the queued jobs in groups. A thread that may wait (`run_here`) needs no
+other thread: it takes the writer's turn, and commits its job itself. A file that another process
+keeps locked is tried now and then only.
 
 A caller on the loop that is cancelled has given up, and nothing may happen for it afterwards:
 a write that has not begun is withdrawn, and one that has begun is waited for.
 
 Locks: `_gate` is held while a job is queued or refused, so that none is queued behind the end of
-the queue. `_turn` is held while the file is used, so that a fork happens between two groups. The
-database's `claims` decides between a job that begins and a caller that withdraws it.
+the queue. `_turn` is held while the file is used, so that one thread at a time uses it, and a fork
+happens between two groups. The database's `claims` decides between a job that begins and a caller
+that withdraws it.
 """
 
 import asyncio
@@ -48,14 +51,14 @@ PROBE: Final = 0.25
 """Seconds that a step waits for a file that was locked for others before."""
 CLOSING: Final = 5.0
 """Seconds that a step waits for the file when its owner closes it."""
-KEPT: Final = (*BUSY, BlockingIOError)
-"""Causes of a failure that took all the time: another process has locked the file."""
+LOCKED_OUT: Final = (*BUSY, BlockingIOError)
+"""Another process kept the file locked until patience ran out."""
 
 log = logging.getLogger("stillfresh.sqlite")
 
 
 class Writer:
-    """The thread that writes to a file, from its making to `stop`.
+    """Writes to a file, from its making to `stop`.
 
     `adopt` receives each connection for reading. With an event loop, one callback reports a whole
     group of steps; without one, it serves threads.
@@ -78,6 +81,8 @@ class Writer:
         self._gate = threading.Lock()
         self._turn = threading.Lock()
         """Held while the file is used."""
+        self._is_closed = False
+        """The file was closed for good; changed while `_turn` is held."""
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
         self.database = WriteDatabase(
@@ -146,6 +151,22 @@ class Writer:
             if writes and not self._withdraw(work):
                 await _until_settled(work)
             raise
+
+    def run_here(
+        self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
+    ) -> T:
+        """As `run`, in this thread, which waits for its turn and for the file."""
+        work = WriteJob(job, writes=writes, urgent=urgent)
+        with self._gate:
+            self._admit(work)
+        with self._turn:
+            if self._is_closed:
+                raise _closed()
+            self._do([work])
+        if work.error is not None:
+            raise work.error
+        result: T = work.result
+        return result
 
     def _withdraw(self, work: WriteJob) -> bool:
         """Withdraw a job that has not begun. It keeps its place in the queue, and never runs.
@@ -218,17 +239,16 @@ class Writer:
         self._thread.join()
 
     def _put(self, work: WriteJob) -> None:
-        """StoreError if the file was locked just now, and another step will try it."""
         with self._gate:
-            if (
-                self._breaker.is_open
-                and not work.urgent
-                and not self._breaker.allows(work.queued_at)
-            ):
-                raise self._away()
-            if self.is_stopping:
-                raise NotOpen("this file is closed; open its store again with open()")
+            self._admit(work)
             self._queue.put(work)
+
+    def _admit(self, work: WriteJob) -> None:
+        """StoreError if the file was locked just now, and another step will try it."""
+        if self._breaker.is_open and not work.urgent and not self._breaker.allows(work.queued_at):
+            raise self._away()
+        if self.is_stopping:
+            raise _closed()
 
     def _refuse(self) -> None:
         with self._gate:
@@ -273,6 +293,7 @@ class Writer:
             self._work()
         finally:
             with self._turn:
+                self._is_closed = True
                 self.database.close()
             self._closed.set_result(None)
 
@@ -314,7 +335,7 @@ class Writer:
         """Note whether the file could be written; log when that changes."""
         was_open = self._breaker.is_open
         errors = [work.error for work in group if work.error is not None]
-        if any(isinstance(error.__cause__, KEPT) for error in errors):
+        if any(isinstance(error.__cause__, LOCKED_OUT) for error in errors):
             with self._gate:
                 self._breaker.failed(began, time.monotonic())
             if not was_open:
@@ -336,6 +357,10 @@ class Writer:
         except Empty:
             pass
         return group, False
+
+
+def _closed() -> NotOpen:
+    return NotOpen("this file is closed; open its store again with open()")
 
 
 async def _until_settled(work: WriteJob) -> None:
