@@ -1,14 +1,18 @@
 """SyncCache: the same cache for code without an event loop.
 
-The calling thread answers a hit by itself. Everything else is a call on the loop thread, where the
-async `Cache` runs. The loop thread runs no loader: a slow loader would hold up the calls of all
-other threads. A thread that waits for a load runs the loader itself.
+The calling thread answers a hit by itself. Everything else is a coroutine of the async `Cache`. On
+a Redis server, the calling thread runs it, and asks the server on a connection of its own
+(`turns.py`). What must wait for something else, and everything on other stores, runs on the loop
+thread. The loop thread runs no loader: a slow loader would hold up the calls of all other threads.
+A thread that waits for a load runs the loader itself.
 """
 
 import asyncio
 import inspect
 import random
+import sys
 import time
+import warnings
 from collections.abc import (
     Awaitable,
     Callable,
@@ -19,10 +23,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, Required, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Final, ParamSpec, Required, Self, TypedDict, TypeVar, Unpack
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
@@ -30,26 +34,40 @@ from stillfresh.engine import (
     Cache,
     CacheStats,
     Codec,
+    CodecMaker,
     Hook,
+    InvalidatedEntries,
     Listed,
     Loaded,
+    Objectives,
     Resource,
     like_function,
 )
-from stillfresh.engine.keys import Spec, is_def
+from stillfresh.engine.keys import NOT_OF_A_CACHE, Raises, Spec, checks_options, is_def
 from stillfresh.engine.recordings import Recording
-from stillfresh.errors import ConfigError, NotOpen, StillfreshError, refuse_with, shown
+from stillfresh.errors import (
+    ConfigError,
+    MissingMethod,
+    NotOpen,
+    StillfreshError,
+    refuse_with,
+    shown,
+)
 from stillfresh.stores import store_for
 from stillfresh.stores.contract import Store
 from stillfresh.sync.function import SyncFunction
-from stillfresh.sync.loop_thread import PROCESS
+from stillfresh.sync.loop_thread import PROCESS, LoopThread
 from stillfresh.sync.resource import SyncResource
+from stillfresh.sync.unshared import sync_function, sync_resource
 
 K = TypeVar("K", bound=str | int)
 H = TypeVar("H", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 P = ParamSpec("P")
+
+CALLER_LEVEL: Final = 5
+"""From `check_caller` up the stack to the code that called the resource."""
 
 
 class Options(TypedDict, total=False):
@@ -63,12 +81,18 @@ class Options(TypedDict, total=False):
     max_bytes: int | str | None
     memory_for: Duration
     jitter: float
-    tags: Callable[..., Sequence[str]] | None
-    codec: Codec[Any] | None
+    tags: Callable[..., Sequence[str]] | Sequence[str] | None
+    codec: Codec[Any] | CodecMaker | None
     version: str | None
     lease_for: Duration
     load_timeout: Duration
-    objective: str | None
+    objective: Objectives
+    raises: Raises
+    share: bool
+    patience: Duration | None
+    check: float
+    true_within: Duration | None
+    check_calls: float
 
 
 class CallOptions(Options, total=False):
@@ -104,6 +128,7 @@ class SyncCache:
     ) -> None:
         self._cache = Cache(store, clock=clock, sleep=sleep, dice=dice, grace=grace, hooks=hooks)
         self.clock = self._cache.clock
+        self._has_warned = False
         if isinstance(store, str):
             self._cache.new_store = partial(store_for, store, clock)
 
@@ -112,6 +137,7 @@ class SyncCache:
         """The cache itself, for packages of stillfresh: call it with `run` only."""
         return self._cache
 
+    @checks_options
     def batched(
         self, name: str, **options: Unpack[BatchOptions]
     ) -> Callable[[Callable[[list[K]], Mapping[K, V | Loaded[V] | Exception]]], SyncResource[K, V]]:
@@ -124,13 +150,16 @@ class SyncCache:
         def decorate(
             loader: Callable[[list[K]], Mapping[K, V | Loaded[V] | Exception]],
         ) -> SyncResource[K, V]:
-            async_resource = declared(_checked(name, loader))
-            resource = SyncResource(self.run, async_resource)
+            with self._declaring():
+                async_resource = declared(_checked(name, loader))
+            resource = sync_resource(self.run_here, async_resource)
             like_function(resource, loader, inspect.signature(async_resource))
+            self._cache.publish_objects(async_resource, resource)
             return resource
 
         return decorate
 
+    @checks_options
     def cached(
         self, name: str, **options: Unpack[CallOptions]
     ) -> Callable[[Callable[P, V | Loaded[V]]], SyncFunction[P, V]]:
@@ -141,9 +170,12 @@ class SyncCache:
         declared = self._cache.cached(name, **options)
 
         def decorate(function: Callable[P, V | Loaded[V]]) -> SyncFunction[P, V]:
-            async_function = declared(_checked(name, function))
-            resource = SyncResource(self.run, async_function.resource)
-            return SyncFunction(resource, async_function.signature, function)
+            with self._declaring():
+                async_function = declared(_checked(name, function))
+            resource = sync_resource(self.run_here, async_function.resource)
+            sync = sync_function(resource, async_function.signature, function)
+            self._cache.publish_objects(async_function.resource, resource, sync)
+            return sync
 
         return decorate
 
@@ -151,11 +183,24 @@ class SyncCache:
         self, spec: Spec[H, V], text: Callable[[H], str], key: Callable[[str], H]
     ) -> SyncResource[H, V]:
         """Declare a resource with keys of any type, as `Cache.declare` does."""
-        return SyncResource(self.run, self._cache.declare(spec, text, key))
+        with self._declaring():
+            resource = self._cache.declare(spec, text, key)
+        return sync_resource(self.run_here, resource)
 
-    def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+    def pass_on(self, is_answer: Callable[[BaseException], bool]) -> None:
+        """Give callers some exceptions of every loader as they are, as `Cache.pass_on` does."""
+        self._cache.pass_on(is_answer)
+
+    def _declaring(self) -> AbstractContextManager[None]:
+        """A resource that is declared while the cache is open is opened at once."""
+        loop = PROCESS.loop
+        if loop is None or self not in PROCESS.open:
+            return nullcontext()
+        return loop.turn()
+
+    def invalidate_tag(self, tag: str, *, soft: bool = False) -> InvalidatedEntries:
         """Invalidate every entry that has this tag, as `Cache.invalidate_tag` does."""
-        return self.run(self._cache.invalidate_tag, tag, soft=soft)
+        return self.run_here(self._cache.invalidate_tag, tag, soft=soft)
 
     def invalidate_all(self, *, soft: bool = False) -> int:
         """Invalidate every entry of the store, as `Cache.invalidate_all` does; return how many."""
@@ -186,6 +231,10 @@ class SyncCache:
     def bypassed(self) -> AbstractContextManager[None]:
         """Inside `with`, reads of this thread load and store nothing."""
         return self._cache.bypassed()
+
+    def at_least(self, token: str) -> AbstractContextManager[None]:
+        """Inside `with`, reads of this thread have `at_least=token`."""
+        return self._cache.at_least(token)
 
     def recording(self, recording: str | Path | Recording) -> AbstractContextManager[Recording]:
         """Inside `with`, record reads to a file, for `stillfresh plan`."""
@@ -229,28 +278,65 @@ class SyncCache:
         self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a coroutine function on the cache's own thread; return its result."""
-        return self._run(partial(function, *args, **kwargs), is_open=True)
+        return self._open_loop().run(partial(function, *args, **kwargs))
 
-    def _run(self, work: Callable[[], Coroutine[Any, Any, T]], *, is_open: bool = False) -> T:
-        """Run work on the loop thread. `is_open`: raise NotOpen if the cache was closed."""
+    def run_here(
+        self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a method of the engine in this thread, as far as the store allows that.
+
+        The cache's own thread does what is left.
+        """
+        work = partial(function, *args, **kwargs)
+        loop = PROCESS.loop
+        runtime = self._cache.opened
+        if runtime is None or loop is None or not loop.is_of(runtime.loop):
+            loop = self._open_loop()
+            runtime = self._cache.opened
+        elif self._cache.is_closed or asyncio._get_running_loop() is not None:  # noqa: SLF001 (None, where others raise)
+            loop = self._open_loop()
+        if runtime is not None and runtime.runs_in_threads and loop.is_of(runtime.loop):
+            return loop.run_here(work)
+        return loop.run(work)
+
+    def _open_loop(self) -> LoopThread:
+        """The loop thread. Raises NotOpen if the cache was closed."""
         self.check_caller()
         loop, is_new = PROCESS.enter(self)
-        if is_open and self._cache.is_closed:
+        if self._cache.is_closed:
             if is_new:  # else it is being closed, and needs the loop
                 PROCESS.leave(self)
             raise NotOpen("this cache is closed; open it again with `with cache:`, or open()")
+        return loop
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run work on the loop thread, whether the cache is open or not."""
+        self.check_caller()
+        loop, _ = PROCESS.enter(self)
         return loop.run(work)
 
     def check_caller(self) -> None:
-        """Raise StillfreshError if this thread runs an event loop, which a wait would block."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        """Warn once if this thread runs an event loop, which the call blocks.
+
+        A notebook runs each cell on a loop that has nothing else to do: there, all is well. Raises
+        StillfreshError in the middle of the cache's own work, which would wait for itself.
+        """
+        running = asyncio._get_running_loop()  # noqa: SLF001 (None, where others raise)
+        if running is None:
             return
-        raise StillfreshError(
-            "this call of a SyncCache would hold the event loop that runs in this thread; "
-            "use Cache in async code, or call it with asyncio.to_thread"
-        )
+        if PROCESS.loop is not None and PROCESS.loop.is_of(running):
+            raise StillfreshError(
+                "this call of a SyncCache would hold the event loop that answers it; do not read "
+                "the cache in tags=, codec= or clock="
+            )
+        if not self._has_warned and not _is_notebook():
+            self._has_warned = True
+            warnings.warn(
+                "this call of a SyncCache blocks the event loop that runs in this thread; "
+                "use Cache in async code, or call it with asyncio.to_thread",
+                RuntimeWarning,
+                stacklevel=CALLER_LEVEL,
+            )
 
 
 refuse_with(
@@ -261,6 +347,16 @@ refuse_with(
     "this is a SyncCache, for sync code; write `with`, or use Cache in async code",
     is_async=True,
 )
+
+
+for _method, _text in NOT_OF_A_CACHE.items():
+    setattr(SyncCache, _method, MissingMethod(f"{{0}}.{_method}: {_text}"))
+
+
+def _is_notebook() -> bool:
+    """True if IPython runs this code: in a notebook or its shell."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
 
 
 def _checked(name: str, loader: Callable[P, T]) -> Callable[P, T]:

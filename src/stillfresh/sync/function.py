@@ -37,19 +37,20 @@ class SyncFunction(CachedFunction[P, V]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """Return the value. Raises LoadFailed if there is none to serve and the load fails."""
         try:
-            entry = None if kwargs else self._by_arguments.get(args)
-        except TypeError:  # an argument that cannot be hashed
+            entry = None if kwargs else self._by_arguments[args]
+        except (KeyError, TypeError):  # TypeError: an argument that cannot be hashed
             entry = None
         if entry is None:
             return self._resource(self._call_of(*args, **kwargs))
+        clock = self._clock
         answer = entry.answer
-        now = self._clock()
+        now = clock()
         if now < entry.until and entry.answer is answer and answer.found:
             reads = self._thread_reads.counts
-            unsampled = reads.unsampled - 1
-            reads.unsampled = unsampled
-            if not unsampled or not entry.is_used:
-                reads.look_at(entry, answer, now)
+            if entry.is_used:
+                for _ in reads.unsampled:  # as in `ReadCounts.hit`
+                    return answer.value
+            reads.hit(entry, answer, now)
             return answer.value
         return self._resource(entry.key)
 
@@ -57,7 +58,7 @@ class SyncFunction(CachedFunction[P, V]):
         """The call of these arguments; remember its entry for the next time."""
         call = self._call(*args, **kwargs)
         if self.signature.is_plain and not kwargs:
-            entry = self.entry_of(call)
+            entry = self.entry_by_key.get(call)
             if entry:
                 self._note(args, entry)
         return call
@@ -65,6 +66,13 @@ class SyncFunction(CachedFunction[P, V]):
     def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
         """Return the answer of a call with these arguments. For a `max_age`, use `of(...).get`."""
         return self._resource.get(self._call(*args, **kwargs))
+
+    def invalidate_all(self, *, soft: bool = False) -> int:
+        """Invalidate the entries of all arguments, in all processes; return how many there are.
+
+        `soft`: reads get the old copies while they are refreshed. Raises StoreError.
+        """
+        return self._resource.invalidate_all(soft=soft)
 
     def of(self, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[V]:
         """Return the handle of the entry that these arguments name."""
@@ -92,3 +100,6 @@ class SyncBound(SyncFunction[Q, V]):
         self.__func__ = function
         self.__self__ = obj
         self._call = partial(function.signature.call, obj)
+
+    def __reduce__(self) -> Any:  # noqa: ANN401 (as in `object`)
+        return getattr, (self.__self__, self.__name__)

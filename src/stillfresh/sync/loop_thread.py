@@ -11,20 +11,27 @@ continue. In the child the thread does not exist: `forked` ends the calls that w
 import asyncio
 import atexit
 import logging
+import sys
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from stillfresh.engine.thread_face import ThreadCall
 from stillfresh.errors import NotOpen, StillfreshError
 from stillfresh.forks import hold_for_forks, tell_of_forks
+from stillfresh.turns import FORKED, THIS_THREAD, SharedLoop
 
 T = TypeVar("T")
 
 REST: Final = 5.0
 """Seconds that a fork, or the end, waits for the loop's turn to end."""
+
+SHALLOW: Final = 200
+"""Frames. A stack with fewer has room for a load in any case."""
+NEEDED: Final = 200
+"""Frames that a load takes at most, beside its loader's own."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +41,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._started = threading.Event()
-        self._loop: asyncio.AbstractEventLoop
+        self._loop = SharedLoop()
         self._stop: asyncio.Event
         self._calls: set[ThreadCall[Any]] = set()
         self._rested = self._go_on = threading.Event()
@@ -44,29 +51,58 @@ class LoopThread:
         hold_for_forks(self)
 
     def _run(self) -> None:
-        asyncio.run(self._main())
+        self._loop.turn.take()
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._main())
+        finally:
+            self._loop.turn.give()
         for call in tuple(self._calls):  # later callers find a closed loop
             call.end(_raise_closed)
 
     async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._started.set()
         await self._stop.wait()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of the coroutine. While this thread waits, it runs its own loads."""
+        _check_stack()
         call: ThreadCall[T] = ThreadCall()
         self._calls.add(call)
         try:
             self._begin(call, work)
             return call.wait()
         except BaseException:
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(call.leave)
+            call.leave_from(self._loop)
             raise
         finally:
             self._calls.discard(call)
+
+    def run_here(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The same, as far as possible in this thread: it takes the turn of the loop."""
+        _check_stack()
+        call: ThreadCall[T] = ThreadCall()
+        self._calls.add(call)
+        try:
+            with self._loop.borrowed():
+                call.drive(self._loop, work)
+            return call.wait()
+        except BaseException:
+            call.leave_from(self._loop)
+            raise
+        finally:
+            self._calls.discard(call)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Inside the block the calling thread has the loop's turn."""
+        if threading.current_thread() is self._thread:
+            return nullcontext()
+        return self._loop.borrowed()
+
+    def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """True if this thread runs that loop."""
+        return self._loop is loop
 
     def _begin(self, call: ThreadCall[T], work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         def begin() -> None:
@@ -90,6 +126,8 @@ class LoopThread:
         """Before a fork: wait, so that the thread is not in the middle of a step with a lock."""
         self._rested = threading.Event()
         self._go_on = threading.Event()
+        if THIS_THREAD.has_turn:  # this thread has the turn, so the loop's thread waits
+            return
         if threading.current_thread() is not self._thread:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(_rest, self._rested, self._go_on)
@@ -101,8 +139,32 @@ class LoopThread:
 
     def forked(self) -> None:
         """In the child: its thread does not exist here."""
+        self._loop.turn.is_lost = True
         for call in tuple(self._calls):
             call.end(_raise_lost)
+
+
+def _check_stack() -> None:
+    """Raise RecursionError if a load would not have room on this thread's stack.
+
+    In the middle of a load the error would leave it half done, and its key under way for ever.
+    """
+    try:
+        sys._getframe(SHALLOW)  # noqa: SLF001 (there is no other way, and all our Pythons have it)
+    except ValueError:  # the stack is not so deep
+        return
+    try:
+        _descend(NEEDED)
+    except RecursionError:
+        raise RecursionError(
+            "cached functions call one another too deeply for Python's stack; "
+            "call the innermost first, or raise the limit with sys.setrecursionlimit()"
+        ) from None
+
+
+def _descend(frames: int) -> None:
+    if frames:
+        _descend(frames - 1)
 
 
 def _rest(rested: threading.Event, go_on: threading.Event) -> None:
@@ -115,7 +177,7 @@ def _raise_closed() -> NoReturn:
 
 
 def _raise_lost() -> NoReturn:
-    raise StillfreshError("the process forked while this thread waited; call again in the child")
+    raise StillfreshError(FORKED)
 
 
 class Closable(Protocol):
