@@ -118,7 +118,7 @@ def tag_names(headers: Raw) -> list[str] | None:
     keys = [key for line in values(headers, b"surrogate-key") for key in line.split()]
     keys += [key.strip() for line in values(headers, b"cache-tag") for key in line.split(b",")]
     groups = strings(values(headers, b"cache-groups"))
-    tags = list(dict.fromkeys(filter(None, [*map(_utf8_text, keys), *groups])))
+    tags = list(dict.fromkeys(filter(None, [*map(utf8_text, keys), *groups])))
     if len(tags) > MOST_TAGS:
         return None
     if any(len(tag.encode()) > LONGEST_TAG for tag in tags):
@@ -126,7 +126,8 @@ def tag_names(headers: Raw) -> list[str] | None:
     return tags
 
 
-def _utf8_text(value: bytes) -> str:
+def utf8_text(value: bytes) -> str:
+    """A value that is UTF-8, or else Latin-1, as text."""
     try:
         return value.decode()
     except UnicodeDecodeError:

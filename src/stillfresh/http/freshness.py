@@ -33,6 +33,7 @@ BY_GUESS: Final = frozenset({200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 5
 """RFC 9110 §15.1: statuses that may be stored without stated freshness."""
 LONGEST_GUESS: Final = 86_400.0
 LIFETIME: Final = re.compile(rb"(?<![\w-])(s-maxage|max-age)(\s*=\s*)\"?\d+\"?", re.IGNORECASE)
+FOR_SHARED_CACHES: Final = frozenset({"s-maxage", "proxy-revalidate"})
 IN_SECONDS: Final = frozenset({"max-age", "s-maxage", "stale-while-revalidate", "stale-if-error"})
 
 
@@ -43,21 +44,31 @@ def targeted(headers: Raw) -> dict[str, str]:
     return known if all(text.isdigit() for text in seconds) else {}
 
 
-def controls(headers: Raw, *, is_targeted: bool = False) -> dict[str, str]:
-    """The directives that apply; `is_targeted`: those of CDN-Cache-Control (RFC 9213 §2.2)."""
-    return targeted(headers) if is_targeted else directives(values(headers, b"cache-control"))
+def controls(headers: Raw, *, is_targeted: bool = False, is_shared: bool = True) -> dict[str, str]:
+    """The directives that apply; `is_targeted`: those of CDN-Cache-Control (RFC 9213 §2.2).
+
+    A private cache ignores those for shared caches (§5.2.2.8, §5.2.2.10).
+    """
+    known = targeted(headers) if is_targeted else directives(values(headers, b"cache-control"))
+    if is_shared:
+        return known
+    return {name: value for name, value in known.items() if name not in FOR_SHARED_CACHES}
 
 
-def stated(headers: Raw, fetched_at: float, *, is_targeted: bool = False) -> Policy | None:
+def stated(
+    headers: Raw, fetched_at: float, *, is_targeted: bool = False, is_shared: bool = True
+) -> Policy | None:
     """The freshness that the response states; None if it states none."""
-    known = controls(headers, is_targeted=is_targeted)
+    known = controls(headers, is_targeted=is_targeted, is_shared=is_shared)
     lifetime = _lifetime(headers, known, fetched_at, is_targeted=is_targeted)
     return None if lifetime is None else _terms(lifetime, headers, known, fetched_at)
 
 
-def guessed(status: int, headers: Raw, fetched_at: float) -> Policy | None:
+def guessed(
+    status: int, headers: Raw, fetched_at: float, *, is_shared: bool = True
+) -> Policy | None:
     """§4.2.2: a tenth of the time since its last change, at most a day; None if not allowed."""
-    known = controls(headers)
+    known = controls(headers, is_shared=is_shared)
     modified = date_of(headers, b"last-modified")
     if modified is None or (status not in BY_GUESS and "public" not in known):
         return None
@@ -178,11 +189,20 @@ def cache_control(fresh_for: float, stale_for: float) -> tuple[bytes, bytes]:
     return b"cache-control", parts.encode()
 
 
+TERMS: Final = frozenset({b"cache-control", b"expires", b"pragma", b"cdn-cache-control"})
+"""Fields about freshness."""
+
+
 def policy_headers(headers: Raw, fresh_for: float, stale_for: float) -> Raw:
     """The fields, with a route's times in place of the app's fields about freshness."""
-    replaced = {b"cache-control", b"expires", b"pragma", b"cdn-cache-control"}
-    others = tuple(field for field in headers if field[0] not in replaced)
+    others = tuple(field for field in headers if field[0] not in TERMS)
     return (*others, cache_control(fresh_for, stale_for))
+
+
+def private_headers(headers: Raw) -> Raw:
+    """The same for a page of one client: the client may validate it, other caches not keep it."""
+    others = tuple(field for field in headers if field[0] not in TERMS)
+    return (*others, (b"cache-control", b"private, max-age=0"))
 
 
 def without_lifetime(headers: Iterable[tuple[bytes, bytes]]) -> Raw:
@@ -205,16 +225,20 @@ def cache_status(before: Sequence[bytes], outcome: str) -> bytes:
 
 
 def freshness_fields(answer: Answer[Any], fresh_for: float) -> dict[str, str]:
-    """`Age` and `Cache-Status`: a hit or a miss; `collapsed` if another had started the load."""
-    age = answer.age
+    """`Age` and `Cache-Status` of an answer."""
+    status = cache_status([], outcome_of(answer, fresh_for))
+    return {"age": f"{int(answer.age)}", "cache-status": status.decode()}
+
+
+def outcome_of(answer: Answer[Any], fresh_for: float) -> str:
+    """For `Cache-Status`: a hit or a miss; `collapsed` if another had started the load."""
     outcome = "hit" if answer.origin in HITS else "fwd=miss; stored"
     if answer.origin is Origin.ANOTHER:
         outcome += "; collapsed"
     detail = answer.verdict.value if answer.error is None else "refresh-failed"
-    left = fresh_for - age
+    left = fresh_for - answer.age
     ttl = left if answer.verdict is Verdict.FRESH else min(left, 0.0)
-    status = cache_status([], f"{outcome}; ttl={int(ttl)}; detail={detail}")
-    return {"age": f"{int(age)}", "cache-status": status.decode()}
+    return f"{outcome}; ttl={int(ttl)}; detail={detail}"
 
 
 def pause_after(error: LoadFailed, now: float) -> int:
