@@ -3,7 +3,7 @@
 from stillfresh.pages.asgi import MAX_BODY, IsrMiddleware
 from stillfresh.pages.model import Headers, Page, ServedPage
 from stillfresh.pages.on_demand import KIND
-from stillfresh.pages.page_cache import PageCache
+from stillfresh.pages.page_cache import MAX_ENTRIES, PageCache
 from stillfresh.pages.routes import Route
 from stillfresh.pages.stored import page_in
 from stillfresh.stores.dynamodb import (
@@ -15,7 +15,16 @@ from stillfresh.stores.dynamodb import (
     cache_pk,
 )
 
-__all__ = ["KIND", "MAX_BODY", "Headers", "IsrMiddleware", "Page", "PageCache", "Route"]
+__all__ = [
+    "KIND",
+    "MAX_BODY",
+    "MAX_ENTRIES",
+    "Headers",
+    "IsrMiddleware",
+    "Page",
+    "PageCache",
+    "Route",
+]
 __all__ += ["ServedPage", "page_in"]
 # The schema in DynamoDB, which other languages share.
 __all__ += ["LOCK", "META", "TABLE_VARIABLE", "FaceTheoryCacheLease", "FaceTheoryCacheMetadata"]

@@ -1,9 +1,20 @@
-"""An app's response for a page: is it stored, shown while it grows, or passed on?
+"""One exchange with the app for a page: is its response stored, shown while it grows, or passed on?
 
-The app runs in its own task, and its response is collected in a body that grows. If that takes
-long, visitors read it while it grows. A response that cannot be shared, or is too big, is not
-collected further; if it answers a visitor's own request, or the visitor reads it already, it goes
-on to that visitor.
+`AppAnswer` is the exchange. It runs the app in a task of its own and is the app's `send` and
+`receive`. When the head has come, it decides (`_start`):
+
+- *Shared, and not too big*: the body is collected. If that takes longer than `PATIENCE`, it is
+  offered to the waiting visitors, and they read it while it grows (`show`).
+- *Not to be shared, or too big*: it is not collected. If it answers a visitor's own request, it
+  goes on to that visitor (`pass_to`), part by part, at the visitor's pace. Otherwise it is given
+  up, and the app is told that its client has left.
+- *A 304, or an error for which an old page may be served*: collected, and `Renderer` decides.
+
+`settled` is done when one of these is clear: the response is complete, is given up, or goes on to
+one visitor. The load waits for that. A visitor that sends its own request gives it a `Handover`,
+the one place where exchange and visitor meet: the exchange puts itself there, or the visitor has
+left. So a load is never kept waiting by the pace of one visitor, and a visitor that has left is
+sent nothing.
 """
 
 import asyncio
@@ -14,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from stillfresh.http.fields import TAG_FIELDS, Raw, lowered, members, values
+from stillfresh.http.sharing import Reason, is_failure
 from stillfresh.pages.asking import GrowingBody
 from stillfresh.pages.model import (
     App,
@@ -21,14 +33,13 @@ from stillfresh.pages.model import (
     Message,
     Page,
     PageRead,
-    Reason,
     Receive,
     Rendered,
     Send,
     StoredPage,
 )
 from stillfresh.pages.routes import Visit
-from stillfresh.pages.sharing import Shared, is_failure, is_of_gateway
+from stillfresh.pages.sharing import Shared, is_of_gateway
 from stillfresh.pages.stored import bare, made_of
 
 if TYPE_CHECKING:
@@ -53,6 +64,36 @@ class LoadPlace:
     leaves: Callable[[], Awaitable[bool]] | None = None
 
 
+class Handover:
+    """Where one visitor takes over the response to its own request, if it cannot be shared."""
+
+    def __init__(self) -> None:
+        self.answer: AppAnswer | None = None
+        self._is_closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """True while the visitor waits, and has no response yet."""
+        return self.answer is None and not self._is_closed
+
+    def take(self) -> "AppAnswer | None":
+        """The response, which only the visitor keeps from now on; None if there is none.
+
+        The handover forgets it. A response keeps its request, which keeps the handover: only the
+        garbage collector could free such a circle.
+        """
+        answer = self.answer
+        self.answer = None
+        self._is_closed = True
+        return answer
+
+    def leave(self) -> None:
+        """The visitor takes nothing, or no more. A response that goes on to it ends."""
+        self._is_closed = True
+        if self.answer is not None:
+            self.answer.abandon()
+
+
 class AppAnswer:
     """The response of an app; `settled` when it is complete, given up, or goes on to one visitor.
 
@@ -71,7 +112,11 @@ class AppAnswer:
         self._keeps_own = not is_as_asked and asking.own is None
         """True if a response that cannot be shared is collected too."""
         self.settled: asyncio.Future[None] = asyncio.Future()
-        self._is_asked = self.is_given_up = self.is_going = False
+        self._is_asked = False
+        """The app has read the request."""
+        self.is_given_up = False
+        self.is_going = False
+        """It goes on to one visitor."""
         self._status = 0
         self._headers: Raw = ()
         self._head: Message = {}
@@ -102,7 +147,8 @@ class AppAnswer:
 
     def _start(self, message: Message) -> None:
         self._head = message
-        self._status, fields = message["status"], message.get("headers", ())
+        self._status = message["status"]
+        fields = message.get("headers", ())
         self._headers = tuple((lowered(bytes(name)), bytes(value)) for name, value in fields)
         if self._status == NOT_MODIFIED and self._has_old:
             return
@@ -113,7 +159,8 @@ class AppAnswer:
                 is_ours = self._asking.handover is None or is_of_gateway(self._headers)
                 self.is_given_up = not is_ours and not self._has_old
                 return
-            self._is_ones_own, self.reason = True, judgement
+            self._is_ones_own = True
+            self.reason = judgement
         is_wanted = not self._is_ones_own or (self._keeps_own and 200 <= self._status <= 599)
         self.is_given_up = (self._length() or 0) > self._max_body or not is_wanted
         if self._status == 200 and not self.is_given_up and not self._is_ones_own:
@@ -129,9 +176,11 @@ class AppAnswer:
 
     def _length(self) -> float | None:
         """The announced length, which may be very large; None if there is none."""
-        told = next(iter(values(self._headers, b"content-length")), b"")
-        is_number = told.isdigit() and len(told) <= MOST_DIGITS
-        return (int(told) if is_number else math.inf) if told else None
+        announced = next(iter(values(self._headers, b"content-length")), b"")
+        if not announced:
+            return None
+        is_number = announced.isdigit() and len(announced) <= MOST_DIGITS
+        return int(announced) if is_number else math.inf
 
     def _body(self, part: bytes, *, more: bool) -> None:
         self.body.add(part)
@@ -146,25 +195,28 @@ class AppAnswer:
 
     def _fault(self) -> Exception | None:
         """An error if its length is not the announced one."""
-        length, came = self._length(), self.body.size
-        if self._status in {204, NOT_MODIFIED} or length in {None, came}:
+        length = self._length()
+        size = self.body.size
+        if self._status in {204, NOT_MODIFIED} or length in {None, size}:
             return None
-        return ConnectionError(f"{came:,} bytes came of {length:,}")
+        return ConnectionError(f"{size:,} bytes came of {length:,}")
 
     async def _go_on(self) -> None:
         """Pass it on to the visitor that reads it, or waits for it."""
         leaves = self._place.leaves
         if self._has_taker() and (leaves is None or await leaves()) and self._has_taker():
-            self.is_going, self.is_given_up, self.body.is_kept = True, False, False
+            self.is_going = True
+            self.is_given_up = False
+            self.body.is_kept = False
             if not self._visitor.done() and self._asking.handover is not None:
-                self._asking.handover.set_result(self)
+                self._asking.handover.answer = self
         self._settle()
 
     def _has_taker(self) -> bool:
         handover = self._asking.handover
         if self._visitor.done():
             return self.body.readers > 0
-        return handover is not None and not handover.done()
+        return handover is not None and handover.is_open
 
     def _settle(self) -> None:
         if self._timer is not None:
@@ -192,23 +244,29 @@ class AppAnswer:
         is_tagged = any(name in TAG_FIELDS for name, _ in self._headers)
         return self._length() is not None and not is_tagged
 
+    @property
+    def status(self) -> int:
+        """Its status; 0 until its head has come."""
+        return self._status
+
     def failure(self) -> Page | None:
         """An error of any size, for any visitor, counts as a failure with its status."""
         return bare(self._status, self._headers) if self._is_error() else None
 
     def page(self) -> Page:
-        if (error := self.body.error) is not None:
-            raise error
+        if self.body.error is not None:
+            raise self.body.error
         return Page(self.body.whole(), self._status, Headers.of(self._headers))
 
     def head(self) -> StoredPage:
         """The head so far: our own ETag needs the whole body."""
-        made = self.made(Page(b"", self._status, Headers.of(self._headers))).page
-        if made is None:
+        empty = self.rendered(Page(b"", self._status, Headers.of(self._headers))).page
+        if empty is None:
             raise AssertionError("only what is shared is shown")
-        return StoredPage(replace(made.head, etag=None))
+        return StoredPage(replace(empty.head, etag=None))
 
-    def made(self, page: Page) -> Rendered:
+    def rendered(self, page: Page) -> Rendered:
+        """The page with the judgement about it, to be stored or not."""
         asking = self._asking
         page = _varying(page, asking.visit)
         judgement = asking.judge(self.fetched_at, page.status, page.headers.raw)
@@ -241,8 +299,8 @@ class AppAnswer:
 
     async def show(self, fields: Raw, read: PageRead, receive: Receive, send: Send) -> None:
         """Send a page that is stored when it is complete; its last bytes are sent after that."""
-        length = ((b"content-length", it) for it in values(self._headers, b"content-length"))
-        headers = [*fields, *length]
+        lengths = values(self._headers, b"content-length")
+        headers = [*fields, *((b"content-length", length) for length in lengths)]
         start = {"type": "http.response.start", "status": self._status, "headers": headers}
         try:
             if read.is_own:
@@ -263,7 +321,7 @@ class AppAnswer:
 def _varying(page: Page, visit: Visit) -> Page:
     """RFC 9111 §4.1: caches behind this one see the fields that the route declares."""
     raw = page.headers.raw
-    named = {it.lower() for it in members(values(raw, b"vary"))}
+    named = {name.lower() for name in members(values(raw, b"vary"))}
     declared = sorted({name.lower().encode("latin-1") for name in visit.route.vary} - named)
     if not declared:
         return page

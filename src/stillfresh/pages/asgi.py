@@ -1,21 +1,23 @@
 """IsrMiddleware: a page cache in front of any ASGI app.
 
 It decides nothing: `routes` says which requests are for the cache, `visits` finds the page,
-`stored` sends it. A hit from `hot` is a lookup and two sends, written out here.
+`stored` sends it. A page that `page_memo` knows is a lookup and two sends, written out here.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
 from stillfresh.http.fields import Raw, untagged, values, with_field
 from stillfresh.http.freshness import cache_status
+from stillfresh.http.own_writes import own_writes, token_in, with_token, without_token
+from stillfresh.http.sharing import CREDENTIALS, Reason
 from stillfresh.pages.answers import AppAnswer
 from stillfresh.pages.clients import BoundedNames, Forward, PageAddress
 from stillfresh.pages.facetheory import HYDRATION
-from stillfresh.pages.hot import ON_CONDITIONS, PLAIN, HotPages
 from stillfresh.pages.model import (
     App,
     Busy,
@@ -23,7 +25,6 @@ from stillfresh.pages.model import (
     Full,
     Message,
     PageRead,
-    Reason,
     Receive,
     Scope,
     Send,
@@ -31,10 +32,11 @@ from stillfresh.pages.model import (
 )
 from stillfresh.pages.on_demand import Changes
 from stillfresh.pages.page_cache import RETRY_AFTER, PageCache
+from stillfresh.pages.page_memo import ON_CONDITIONS, PLAIN, PageMemo
 from stillfresh.pages.parts import PART
 from stillfresh.pages.render import Renderer
 from stillfresh.pages.routes import RoutesLike, Site, Visit, parameter_names
-from stillfresh.pages.sharing import CREDENTIALS, Allowed, is_pool_full
+from stillfresh.pages.sharing import Allowed, is_pool_full
 from stillfresh.pages.stored import send_page, send_stored, too_busy
 from stillfresh.pages.visits import Served, Visits
 
@@ -67,8 +69,9 @@ class IsrMiddleware:
             (`"key"`). None: `"key"` on routes with a duration, else `"request"`.
         credentials: Request fields that identify a client, besides `Authorization` and `Cookie`.
         heuristic: Store pages that have only `Last-Modified`, for a tenth of their age.
-        cdn_override: Let `CDN-Cache-Control` replace `Cache-Control` and `Expires`.
+        cdn_override: Obey `CDN-Cache-Control` in place of `Cache-Control` and `Expires`.
         normalise_query: Sort the parameters of a query by name, in the key and for the app.
+        ignore_cookies: Cookies that the app does not receive with a GET or HEAD, such as `_ga*`.
     """
 
     def __init__(
@@ -80,12 +83,13 @@ class IsrMiddleware:
         hosts: Collection[str] | None = None,
         max_body: int = MAX_BODY,
         max_variants: int = 32,
-        max_queries: int = 1_000,
+        max_queries: int = 100_000,
         forward: Forward | None = None,
         credentials: Iterable[str] = CREDENTIALS,
         heuristic: bool = False,
-        cdn_override: bool = False,
+        cdn_override: bool = True,
         normalise_query: bool = False,
+        ignore_cookies: Iterable[str] = (),
     ) -> None:
         if not isinstance(pages, PageCache):
             raise ConfigError(f"pages: must be a PageCache, not {shown(pages)}")
@@ -93,7 +97,14 @@ class IsrMiddleware:
             raise ConfigError(f'routes: write {{"/blog/*": "60s"}}, not {shown(routes)}')
         self._app = app
         self._pages = pages
-        self._site = Site(routes, hosts, forward, credentials, normalise_query=normalise_query)
+        self._site = Site(
+            routes,
+            hosts,
+            forward,
+            credentials,
+            normalise_query=normalise_query,
+            ignore_cookies=ignore_cookies,
+        )
         named = self._site.credentials
         self._plain = PLAIN | named
         self._on_conditions = ON_CONDITIONS | named
@@ -105,11 +116,13 @@ class IsrMiddleware:
         self._changes = Changes(pages)
         self._state: dict[str, Any] = {}
         self._hosts = BoundedNames(MAX_HOSTS)
-        self._hot = HotPages(pages, self._has_places, self._on_conditions)
+        self._memo = PageMemo(pages, self._has_places, self._on_conditions)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = self._site.without_ignored_cookies(scope)
         if scope["type"] == "http" and scope["method"] == "GET":
-            stored = self._hot.find(scope, self._plain)
+            stored = self._memo.find(scope, self._plain)
             if stored is None:
                 await self._visit(scope, receive, send)
                 return
@@ -135,12 +148,18 @@ class IsrMiddleware:
             await self._change(scope, receive, send)
 
     async def _visit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stored = self._hot.find(scope, self._on_conditions)
+        stored = self._memo.find(scope, self._on_conditions)
         if stored is not None:
             is_head = scope["method"] == "HEAD"
             await send_stored(send, stored, stored.ready.said, scope["headers"], is_head=is_head)
             return
-        visit = self._site.visit(scope)
+        headers = tuple(scope["headers"])
+        token = token_in(headers)
+        visit = self._site.visit({**scope, "headers": without_token(headers)})
+        if token:
+            scope = {**scope, "headers": with_token(headers, token)}
+        if token and isinstance(visit, Visit):
+            visit = replace(visit, token=token)
         if HYDRATION in parameter_names(scope.get("query_string", b"")):
             visit = Reason.HYDRATION
         if isinstance(visit, Reason):
@@ -190,8 +209,8 @@ class IsrMiddleware:
                 finally:
                     self._count_going(answer)
             case FoundPage() as page:
-                if page.stored.head.status != PART:
-                    self._hot.remember(scope, visit, page)
+                if page.stored.head.status != PART and not visit.token:
+                    self._memo.remember(scope, visit, page)
                 await send_stored(
                     send, page.stored, page.fields, visit.headers, is_head=visit.is_head
                 )
@@ -204,6 +223,8 @@ class IsrMiddleware:
         if self._changes.pending and self._changes.concern(visit.url):
             return Reason.CHANGED
         try:
+            if visit.token:
+                return await self._find_at_least(visit, scope)
             return await self._visits.find(visit, scope, self._render_scope(scope))
         except Full:
             return Reason.FULL
@@ -212,6 +233,14 @@ class IsrMiddleware:
         except Busy:
             return Unavailable(too_busy(RETRY_AFTER), "fwd=miss; collapsed; detail=timeout")
 
+    async def _find_at_least(self, visit: Visit, scope: Scope) -> Served:
+        """A page that is no older than the changes that the visitor has seen."""
+        pages = self._pages
+        with pages.at_least(visit.token):
+            if not await pages.cache.outboxes.have_delivered(visit.token):
+                return Reason.CHANGED
+            return await self._visits.find(visit, scope, self._render_scope(scope))
+
     def _has_places(self, address: PageAddress, ids: Sequence[str], now: float) -> bool:
         return self._has_room(address[0], now) and self._visits.places.has(address, ids, now)
 
@@ -219,7 +248,14 @@ class IsrMiddleware:
         return self._site.is_named(host) or self._hosts.has(host, now)
 
     async def _change(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """RFC 9111 §4.4: a successful change invalidates its own URL."""
+        """RFC 9111 §4.4: a successful change invalidates its own URL.
+
+        Its client is given a token of that, and of the changes that the app has made.
+        """
+        with own_writes((), token_in(scope["headers"])) as writes:
+            await self._change_noting(scope, receive, writes.given_with(send, scope))
+
+    async def _change_noting(self, scope: Scope, receive: Receive, send: Send) -> None:
         place = self._site.place(scope)
 
         async def invalidate_and_send(message: Message) -> None:

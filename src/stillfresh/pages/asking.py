@@ -1,7 +1,19 @@
 """One caller's read of a page: from the cache, or by a load of its own or of another.
 
-A page whose load takes long is a body that grows. As soon as its head says that it is shared, the
-caller that began the load reads it from the start, and waiting callers too if the law allows it.
+`PageCache.ask` comes here when no stored copy is good enough. The engine joins callers of one key
+into one load, so each caller runs `PageAsking.answer`, and the load calls `_load` of one of them.
+A caller waits for the first of three things:
+
+1. *The read ends*: the caller gets the stored page, the failure, or a response that is only for
+   the caller whose load it was.
+2. *The page begins to grow*: its load takes long, and its head says that it is shared. The
+   `Beginning` of the key hands the response to every caller. The caller that began the load reads
+   the body from the start. The others may, if nothing has invalidated the page before they came;
+   the lease of the load shows that.
+3. *The time is over* (`wait`), for callers whose load it is not: they raise `Busy`.
+
+The body of a growing page (`GrowingBody`) is read at each reader's own pace while it arrives. Its
+last bytes are sent when the load has ended, so that a reader's next request finds the stored page.
 """
 
 import asyncio
@@ -30,7 +42,7 @@ if TYPE_CHECKING:
     from stillfresh.pages.answers import AppAnswer
     from stillfresh.pages.page_cache import PageCache
 
-MOST_AT_ONCE: Final = 262_144
+MOST_AT_ONCE: Final = 65_536
 """Bytes that a reader is sent in one part."""
 
 
@@ -42,35 +54,45 @@ class GrowingBody:
     """
 
     def __init__(self) -> None:
-        self._came: bytearray | bytes = bytearray()
+        self._bytes: bytearray | bytes = bytearray()
+        """All of it, or the part that its reader has not taken."""
         self._dropped = 0
-        self._grown, self._moved = asyncio.Event(), asyncio.Event()
-        self.size, self.readers = 0, 0
-        self.is_kept, self.is_whole = True, False
+        """Bytes that its reader has taken, and that are no longer here."""
+        self._grown = asyncio.Event()
+        """Set when bytes have come, or the end."""
+        self._taken = asyncio.Event()
+        """Set when a reader has read bytes, or has left."""
+        self.size = 0
+        """Bytes that have come, with those that were dropped."""
+        self.readers = 0
+        self.is_kept = True
+        """All of it stays here, to be stored."""
+        self.is_whole = False
         self.error: BaseException | None = None
         """Why it will never be complete."""
 
     def add(self, part: bytes) -> None:
-        self._came += part
+        self._bytes += part
         self.size += len(part)
         self._grown.set()
 
     def end(self, error: BaseException | None = None) -> None:
         """It is complete, or broke off; the first call counts."""
         if not self.is_whole and self.error is None:
-            self.is_whole, self.error = error is None, error
+            self.is_whole = error is None
+            self.error = error
             self._grown.set()
 
     def whole(self) -> bytes:
         """All bytes, to be stored; readers continue with the same bytes."""
-        self._came = bytes(self._came)
-        return self._came
+        self._bytes = bytes(self._bytes)
+        return self._bytes
 
     async def taken(self) -> None:
         """Wait until its reader has read everything so far, or has left."""
         while self.readers and self.size > self._dropped:
-            self._moved.clear()
-            await self._moved.wait()
+            self._taken.clear()
+            await self._taken.wait()
 
     async def pour(
         self, send: Send, head: Message, over: "asyncio.Future[Any] | None" = None
@@ -79,23 +101,23 @@ class GrowingBody:
 
         `head`: sent before it. `over`: its end is sent when this is done.
         """
-        at = 0
+        position = 0
         self.readers += 1
         try:
             await send(head)
-            while at < self.size or not self.is_whole:
-                if at == self.size:
+            while position < self.size or not self.is_whole:
+                if position == self.size:
                     if self.error is not None:
                         raise self.error
                     self._grown.clear()
                     await self._grown.wait()
                     continue
-                start = at - self._dropped
-                part = bytes(self._came[start : start + MOST_AT_ONCE])
-                at += len(part)
-                more = at < self.size or not self.is_whole or over is not None
+                start = position - self._dropped
+                part = bytes(self._bytes[start : start + MOST_AT_ONCE])
+                position += len(part)
+                more = position < self.size or not self.is_whole or over is not None
                 await send({"type": "http.response.body", "body": part, "more_body": more})
-                self._drop(at)
+                self._drop(position)
                 if not more:
                     return
             if over is not None:
@@ -103,13 +125,13 @@ class GrowingBody:
             await send({"type": "http.response.body", "body": b""})
         finally:
             self.readers -= 1
-            self._moved.set()
+            self._taken.set()
 
-    def _drop(self, at: int) -> None:
-        if not self.is_kept and isinstance(self._came, bytearray):
-            del self._came[: at - self._dropped]
-            self._dropped = at
-            self._moved.set()
+    def _drop(self, position: int) -> None:
+        if not self.is_kept and isinstance(self._bytes, bytearray):
+            del self._bytes[: position - self._dropped]
+            self._dropped = position
+            self._taken.set()
 
 
 class Beginning:
@@ -132,68 +154,87 @@ class PageAsking:
     def __init__(
         self, pages: "PageCache", key: PageKey, render: Render, caller: PageCaller
     ) -> None:
-        self._pages, self._key, self._render, self._caller = pages, key, render, caller
-        self._is_own, self._before = False, "miss"
-        self._mine: AppAnswer | None = None
-        self._made: Loaded[StoredPage] | Private[Rendered] | None = None
+        self._pages = pages
+        self._key = key
+        self._render = render
+        self._caller = caller
+        self._is_own = False
+        """The load is this caller's."""
+        self._before = "miss"
+        """Why the app is asked, for `Cache-Status`."""
+        self._own_answer: AppAnswer | None = None
+        """The growing response of its own load."""
+        self._result: Loaded[StoredPage] | Private[Rendered] | None = None
+        """What its own load brought."""
         self._beginning = pages.beginnings.get(key) or Beginning()
         pages.beginnings[key] = self._beginning
 
-    async def answered(self, known: Answer[StoredPage] | None, *, anew: bool) -> PageRead:
-        pages, head = self._pages, self._beginning.head if self._caller.reads_along else None
-        asking = asyncio.ensure_future(self._read(known, anew=anew))
+    async def answer(self, known: Answer[StoredPage] | None, *, anew: bool) -> PageRead:
+        """Wait for the first of the three things. `known`: a copy that is not good enough."""
+        pages = self._pages
+        reading = asyncio.ensure_future(self._read(known, anew=anew))
         resting = asyncio.ensure_future(pages.rest(pages.wait))
+        head = self._beginning.head if self._caller.reads_along else None
         is_begun = False
         try:
-            while not asking.done():
-                others = [it for it in (head, None if self._is_own else resting) if it is not None]
-                await asyncio.wait([asking, *others], return_when=asyncio.FIRST_COMPLETED)
-                if asking.done():
+            while not reading.done():
+                waited_for: list[asyncio.Future[Any]] = [reading]
+                if head is not None:
+                    waited_for.append(head)
+                if not self._is_own:
+                    waited_for.append(resting)
+                await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
                     break
                 if head is not None and head.done():
-                    growing, head = head.result(), None
-                    if is_begun := growing is self._mine:
-                        asking.add_done_callback(looked_at)
-                        self._beginning.over = asking
+                    growing = head.result()
+                    head = None
+                    is_begun = growing is self._own_answer
+                    if is_begun:
+                        reading.add_done_callback(looked_at)
+                        self._beginning.over = reading
                     if is_begun or await self._may_read(growing):
                         return self._begun(growing)
                 elif resting.done() and not self._is_own:
                     text = f"not rendered by another within {pages.wait:g} s"
                     raise Busy(f"{self._key!r}: {text}")
-            return PageRead(pages.judged(await asking), self._is_own, self._before)
+            return PageRead(pages.judged(await reading), self._is_own, self._before)
         finally:
             resting.cancel()
             if not is_begun:
-                asking.cancel()
+                reading.cancel()
 
     async def _read(self, known: Answer[StoredPage] | None, *, anew: bool) -> ReadOutcome:
-        resource, key = self._pages.resource, self._key
+        resource = self._pages.resource
+        key = self._key
         if known is None:
             outcome = await resource.read(key, self._load, anew=anew)
             if anew or self._pages.takes(outcome, self._caller.wish):
                 return outcome
         outcome = await resource.read(key, self._load, anew=True)
-        return self._made if isinstance(self._made, Private) else outcome
+        return self._result if isinstance(self._result, Private) else outcome
 
     async def _load(self) -> Loaded[StoredPage] | Private[Rendered]:
-        pages, key = self._pages, self._key
-        self._is_own, self._before = True, why_asked(pages.at_hand(key), pages.clock())
+        pages = self._pages
+        key = self._key
+        self._is_own = True
+        self._before = why_asked(pages.at_hand(key), pages.clock())
         try:
             span = Span("render", KIND, [key.id], "", (), is_waited=True)
             span.origin = Origin.LOADED
             with told(pages.cache.hooks, span):
                 rendered = await self._render(pages.old(key), self._offer)
-                if (page := rendered.page) is not None:
-                    span.status = page.head.status
+                if rendered.page is not None:
+                    span.status = rendered.page.head.status
                 span.verdict = Verdict.FRESH if rendered.reason is None else Verdict.GONE
         finally:
             if pages.beginnings.get(key) is self._beginning:
                 del pages.beginnings[key]
-        self._made = pages.loaded(key, rendered, is_noted=self._caller.is_noted)
-        return self._made
+        self._result = pages.loaded(key, rendered, is_noted=self._caller.is_noted)
+        return self._result
 
     def _offer(self, growing: "AppAnswer") -> None:
-        self._mine = growing
+        self._own_answer = growing
         if not self._beginning.head.done():
             self._beginning.head.set_result(growing)
 
@@ -202,7 +243,8 @@ class PageAsking:
 
         The lease shows that. One look at it answers for all callers that came before the look.
         """
-        beginning, pages = self._beginning, self._pages
+        beginning = self._beginning
+        pages = self._pages
         number = next(beginning.numbers)
         async with beginning.asking:
             is_under_way = pages.beginnings.get(self._key) is beginning
@@ -213,8 +255,10 @@ class PageAsking:
         return beginning.held_at > number and page.body.error is None
 
     def _begun(self, page: "AppAnswer") -> PageRead:
-        is_own, clock = page is self._mine, self._pages.clock
-        origin, head = Origin.LOADED if is_own else Origin.ANOTHER, self._pages.shows(page.head())
+        is_own = page is self._own_answer
+        origin = Origin.LOADED if is_own else Origin.ANOTHER
+        head = self._pages.shows(page.head())
+        clock = self._pages.clock
         answer = Answer(head, True, Verdict.FRESH, page.fetched_at, origin, clock)  # noqa: FBT003
         if not is_own:  # the load counts its own caller when it ends
             self._pages.resource.count_read(self._key, answer, is_recorded=True)

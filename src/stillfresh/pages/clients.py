@@ -15,7 +15,8 @@ from typing import Final, Literal, TypeAlias
 from stillfresh.bounded import BoundedDict
 from stillfresh.errors import ConfigError, shown
 from stillfresh.http.fields import BAD, Raw, end_to_end, members, names_in, normalised, values
-from stillfresh.pages.model import Reason, Scope
+from stillfresh.http.sharing import Reason
+from stillfresh.pages.model import Scope
 
 Forward: TypeAlias = Literal["request", "key"]
 """The values of `forward`."""
@@ -235,6 +236,9 @@ class BoundedNames:
         self._waiting: BoundedDict[int, Seen] = BoundedDict(most)
         """Names without a place that were requested last; as many as there are places."""
 
+    def __len__(self) -> int:
+        return len(self._seen) + len(self._waiting)
+
     def has(self, name: str, now: float) -> bool:
         """True if this name has, or now gets, a place."""
         mark = hash(name)
@@ -267,22 +271,39 @@ def _visits(seen: Seen, now: float) -> float:
 
 
 class NamesOf:
-    """Names for each of some paths or pages; the least recently requested is dropped."""
+    """Names for each of some paths or pages; the least recently requested is dropped.
+
+    That also happens when all of them together have too many names.
+    """
 
     def __init__(self, each: int, *, most: int) -> None:
         self._each = each
-        self._names: BoundedDict[str, BoundedNames] = BoundedDict(most)
+        self._most = most
+        self._names: dict[str, BoundedNames] = {}
+        self._count = 0
 
     def has(self, of: str, name: str, now: float) -> bool:
-        names = self._names.get(of) or BoundedNames(self._each)
-        self._names.note(of, names)
-        return names.has(name, now)
+        names = self._names.pop(of, None)
+        if names is None:
+            names = BoundedNames(self._each)
+        before = len(names)
+        is_kept = names.has(name, now)
+        self._names[of] = names
+        self._count += len(names) - before
+        while len(self._names) > self._most or (
+            self._count > MOST_NAMES_OF_ALL and len(self._names) > 1
+        ):
+            dropped = self._names.pop(next(iter(self._names)))
+            self._count -= len(dropped)
+        return is_kept
 
 
 PageAddress: TypeAlias = tuple[str, str, str]
 """Host, path and query: the parts of a page's key that visitors choose."""
 KNOWN_PATHS: Final = 256
 """Paths whose queries are counted."""
+MOST_NAMES_OF_ALL: Final = 300_000
+"""Names of all paths together, at about 200 bytes."""
 
 
 class NamePlaces:

@@ -4,7 +4,8 @@ Every request passes here before the cache sees it; `clients` decides.
 """
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from stillfresh.http.fields import Raw, end_to_end, members, values, with_field
@@ -20,18 +21,22 @@ from stillfresh.pages.clients import (
     target_of,
 )
 from stillfresh.pages.model import App, Message, Receive, Scope, Send
-from stillfresh.pages.routes import EDGE, KEEP
+from stillfresh.pages.repeats import KEEP, PROXY, Repeat, Repeatable, Response
+from stillfresh.pages.routes import EDGE
 from stillfresh.pages.stored import send_whole, sized
 from stillfresh.pages.tunnels import LINGER, TUNNEL, Inbox
 
 FAULTS: Final = {502: b"destination_unavailable", 504: b"http_response_timeout"}
 """RFC 9209 §2.3: what went wrong between here and the site."""
 
+BELIEVED: Final = frozenset({b"x-forwarded-host", b"x-forwarded-proto"})
+"""Fields of a trusted proxy that choose the page."""
 LONGEST_SHOWN: Final = 1_000
 """Bytes of a path in the log."""
 
-__all__ = ["LINGER", "TUNNEL", "Edge", "Inbox", "Networks", "checked_networks", "is_allowed"]
-__all__ += ["host_fault", "is_host", "is_trusted", "peer_of", "refuse", "target_of"]
+__all__ = ["KEEP", "LINGER", "PROXY", "TUNNEL", "Edge", "Inbox", "Networks", "Repeat"]
+__all__ += ["Repeatable", "Response", "checked_networks", "host_fault", "is_allowed", "is_host"]
+__all__ += ["is_trusted", "peer_of", "refuse", "target_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +112,17 @@ class Edge:
             chain = [*members(values(headers, b"x-forwarded-for")), peer.encode("ascii")]
             headers = with_field(headers, b"x-forwarded-for", b", ".join(chain))
         believed = {**scope, "headers": headers, "scheme": scheme, EDGE: True}
-        if self._trusted:
-            believed.pop(KEEP, None)  # the same head means another page if the peer is trusted
+        keep = scope.get(KEEP)
+        if keep is not None and scope.get(PROXY) is not is_ours:
+            del believed[KEEP]  # the same head means another page if the peer is trusted
+        elif keep is not None and is_ours:
+            believed[KEEP] = partial(_keep_for_proxy, keep)
         return believed
+
+
+def _keep_for_proxy(keep: Callable[[Repeatable], None], repeatable: Repeatable) -> None:
+    """A trusted proxy says which scheme and host its client has used."""
+    keep(repeatable._replace(names=repeatable.names | BELIEVED))
 
 
 def shown_path(scope: Scope) -> str:

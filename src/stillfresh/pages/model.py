@@ -5,7 +5,6 @@ Pure data, and the names of ASGI's types.
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -15,6 +14,7 @@ from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreErr
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import BAD, NAME, Raw
 from stillfresh.http.freshness import Wish
+from stillfresh.http.sharing import Reason
 
 if TYPE_CHECKING:
     from stillfresh.pages.answers import AppAnswer
@@ -24,41 +24,6 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
-
-
-class Reason(StrEnum):
-    """Why a request passed uncached; docs/isr.md says what each word means."""
-
-    AUTHORIZATION = "authorization"
-    BODY = "body"
-    BUSY = "busy"
-    CHANGED = "changed"
-    CONDITION = "condition"
-    COOKIE = "cookie"
-    ENCODED = "encoded"
-    FAILED = "failed"
-    FULL = "full"
-    HEADERS = "headers"
-    HOST = "host"
-    HYDRATION = "hydration"
-    METHOD = "method"
-    NO_FRESHNESS = "no-freshness"
-    NO_STORE = "no-store"
-    PATH = "path"
-    PRIVATE = "private"
-    RANGE = "range"
-    REMEMBERED = "remembered"
-    ROUTE = "route"
-    SAME_STORE = "same-store"
-    SET_COOKIE = "set-cookie"
-    SITE_COPY = "site-copy"
-    SITE_FULL = "site-full"
-    SIZE = "size"
-    STATUS = "status"
-    STORE = "store"
-    STREAM = "stream"
-    TAGS = "tags"
-    VARY = "vary"
 
 
 HeadersLike: TypeAlias = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
@@ -243,6 +208,8 @@ class Head(Struct, frozen=True, array_like=True):
     """True if clients see the site's tags."""
     is_foreign: bool = False
     """True if another service stored it."""
+    is_one_clients: bool = False
+    """True if its key has a client's credentials: other caches must not keep it."""
 
 
 class StoredPage:

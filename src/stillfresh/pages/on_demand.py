@@ -5,10 +5,11 @@ By path, URL or tag. Running renders of these pages are not published (the law).
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from stillfresh.backoff import pause_after
-from stillfresh.engine import Cache, Resource
+from stillfresh.engine import Cache, Resource, merge_tokens, note_token, noted_changes
 from stillfresh.errors import NotOpen, StillfreshError, without_secrets
 from stillfresh.pages.facetheory import is_variant
 from stillfresh.pages.model import PageKey, StoredPage
@@ -31,13 +32,22 @@ LONGEST_PAUSE: Final = 60.0
 logger = logging.getLogger(__name__)
 
 
+class ReachedPages(list[str]):
+    """The ids of the pages that were invalidated or deleted."""
+
+    def __init__(self, ids: Iterable[str], token: str) -> None:
+        super().__init__(ids)
+        self.token = token
+        """For `get(at_least=…)` and for HTTP: no page from before this is served."""
+
+
 class OnDemand:
     """The part of a `PageCache` that invalidates pages. Each method returns the ids reached."""
 
     cache: Cache
     resource: Resource[PageKey, StoredPage]
 
-    async def revalidate(self, path: str, *, scan: bool = False) -> list[str]:
+    async def revalidate(self, path: str, *, scan: bool = False) -> ReachedPages:
         """Make a page stale, in every variant; the next visit renders it again. Returns the ids.
 
         A path means all its queries; a path with a query, or a whole URL, means that query only.
@@ -46,24 +56,24 @@ class OnDemand:
         """
         return await self._reach(*reached(path), soft=True, scanned=path if scan else None)
 
-    async def revalidate_tag(self, tag: str) -> list[str]:
+    async def revalidate_tag(self, tag: str) -> ReachedPages:
         """Make every page with this tag stale, wherever the tag came from. Returns the ids."""
         return await self._reach([own_tag(tag)], [], soft=True)
 
-    async def purge(self, key: str, *, scan: bool = False) -> list[str]:
+    async def purge(self, key: str, *, scan: bool = False) -> ReachedPages:
         """Delete every variant of a path, or those of one query or URL. Returns the ids.
 
         `scan`: as in `revalidate`.
         """
         return await self._reach(*reached(key), soft=False, scanned=key if scan else None)
 
-    async def purge_tag(self, tag: str) -> list[str]:
+    async def purge_tag(self, tag: str) -> ReachedPages:
         """Delete every page with this tag. Returns the ids."""
         return await self._reach([own_tag(tag)], [], soft=False)
 
     async def _reach(
         self, tags: list[str], own: list[str], *, soft: bool, scanned: str | None = None
-    ) -> list[str]:
+    ) -> ReachedPages:
         """Pages with a tag, and those that are stored under their `own` ids; `soft`: stale.
 
         `scanned`: the path or key whose variants are looked for among all pages of the store.
@@ -75,14 +85,17 @@ class OnDemand:
         records = await store.read(KIND, own) if own else {}
         stored = [id_ for id_, record in records.items() if record.copy is not None]
         tagged: list[str] = []
+        tokens: list[str] = []
         for tag in tags:
             invalidated = await self.cache.invalidate_tag(tag, soft=soft)
             tagged += [id_ for kind, id_ in invalidated if kind == KIND]
+            tokens.append(invalidated.token)
         if soft:
-            await self.resource.invalidate(*map(PageKey, own), soft=True)
+            token = await self.resource.invalidate(*map(PageKey, own), soft=True)
         else:
-            await self.resource.delete(*map(PageKey, dict.fromkeys([*own, *tagged])))
-        return list(dict.fromkeys([*stored, *tagged]))
+            keys = dict.fromkeys([*own, *tagged])
+            token = await self.resource.delete(*map(PageKey, keys))
+        return ReachedPages(dict.fromkeys([*stored, *tagged]), merge_tokens(*tokens, token))
 
     async def _scan(self, listing: ListsEntries, name: str, own: list[str]) -> list[str]:
         """The ids of all pages with this path, or of all variants of the `own` ids."""
@@ -100,7 +113,7 @@ class OnDemand:
         return ids
 
     async def invalidate(self, name: str) -> None:
-        """A page or a group was changed through its URL: no older copy is served.
+        """Invalidate a page or a group that was changed through its URL: no older copy is served.
 
         A page that is known to be private has no copy: it becomes stale, and nobody waits.
         """
@@ -114,7 +127,7 @@ class OnDemand:
         await self.cache.invalidate_tag(f"key:{name}")
 
     def forget(self, name: str) -> None:
-        """Drop a URL (every variant) or a group from memory; its running loads began too early."""
+        """Drop a URL (every variant) or a group from memory; its loads under way do not count."""
         if name.startswith(GROUP):
             self.resource.forget(tag=name)
         else:
@@ -133,7 +146,7 @@ class Changes:
         self._pages = pages
         self._again: set[str] = set()
         """URLs that were changed again while a step was running."""
-        self.pending: dict[str, asyncio.Task[None]] = {}
+        self.pending: dict[str, asyncio.Task[str]] = {}
 
     def concern(self, url: str) -> bool:
         """True if the stored page of this URL may be older than a change."""
@@ -152,17 +165,22 @@ class Changes:
         await asyncio.wait([task], timeout=self._pages.store_timeout)
         if not task.done():
             logger.warning("%s: not invalidated yet; it passes uncached", without_secrets(url))
+        elif not task.cancelled():
+            note_token(task.result())  # the task may be another client's, and was noted there
 
-    async def _run(self, url: str) -> None:
+    async def _run(self, url: str) -> str:
+        """Invalidate until no more changes of this URL wait; return the token of that."""
         failures = 0
         try:
-            while url in self._again:
-                self._again.discard(url)
-                if not await self._step(url):
-                    self._again.add(url)
-                    failures += 1
-                    pause = pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
-                    await self._pages.rest(pause)
+            with noted_changes() as changes:
+                while url in self._again:
+                    self._again.discard(url)
+                    if not await self._step(url):
+                        self._again.add(url)
+                        failures += 1
+                        pause = pause_after(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+                        await self._pages.rest(pause)
+            return changes.token
         finally:
             self._again.discard(url)
             del self.pending[url]

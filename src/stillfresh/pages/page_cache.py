@@ -8,6 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Final, Self
 from weakref import WeakValueDictionary
 
@@ -21,6 +22,8 @@ from stillfresh.engine import (
     Answer,
     Cache,
     CacheStats,
+    Codec,
+    CodecMaker,
     Explanation,
     Hook,
     Loaded,
@@ -35,6 +38,7 @@ from stillfresh.engine.rules import may_retry
 from stillfresh.errors import ConfigError, LoadFailed, StoreError, shown
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.http.freshness import Wish
+from stillfresh.http.sharing import Reason, is_failure
 from stillfresh.pages.asking import Beginning, PageAsking
 from stillfresh.pages.clients import BoundedNames
 from stillfresh.pages.model import (
@@ -48,7 +52,6 @@ from stillfresh.pages.model import (
     PageKey,
     PageRead,
     ReadOutcome,
-    Reason,
     Render,
     Rendered,
     ServedPage,
@@ -58,7 +61,7 @@ from stillfresh.pages.model import (
 from stillfresh.pages.objects import is_misplaced, is_shared
 from stillfresh.pages.on_demand import KIND, OnDemand
 from stillfresh.pages.routes import checked_path, own_tag, plain_path
-from stillfresh.pages.sharing import RouteTimes, is_failure, judged, may_serve, suits
+from stillfresh.pages.sharing import RouteTimes, judged, may_serve, suits
 from stillfresh.pages.stored import (
     PageCodec,
     PageRender,
@@ -78,6 +81,8 @@ UNSHARED_FOR: Final = 30.0
 UNSHARED_KEPT: Final = 86_400.0
 """Seconds that it counts as private after that: each visitor's own request is sent."""
 CONCURRENCY: Final = 100
+MAX_ENTRIES: Final = 10_000
+"""Pages in memory, unless `max_entries` is given."""
 ROW_NAME: Final = "CACHE#"
 """Begins the name of a row that another service stored. No page of ours has such a key."""
 RETRY_AFTER: Final = 1.0
@@ -111,6 +116,8 @@ class PageCache(OnDemand):
         expose_tags: Send the tags of a page to visitors, for a CDN.
         objective: The freshness objective, which statistics count.
         hooks: Called around each load, store step and render.
+        codec: `zstd()` or `encrypted(keys)`, for the stored pages; None: they are stored as they
+            are. With one, services in other languages cannot read the pages.
     """
 
     def __init__(
@@ -123,7 +130,7 @@ class PageCache(OnDemand):
         absent_for: Duration = "10s",
         wait: Duration = "7s",
         memory_for: Duration = 0,
-        max_entries: int = 10_000,
+        max_entries: int = MAX_ENTRIES,
         max_bytes: int | str | None = None,
         lease_for: Duration = "5s",
         render_timeout: Duration = "30s",
@@ -135,6 +142,7 @@ class PageCache(OnDemand):
         expose_tags: bool = False,
         objective: str | None = None,
         hooks: Sequence[Hook] = (),
+        codec: CodecMaker | None = None,
     ) -> None:
         self.expose_tags = checked_flag("expose_tags", expose_tags)
         self.clock = checked_clock(clock)
@@ -154,7 +162,7 @@ class PageCache(OnDemand):
         spec: Spec[PageKey, StoredPage] = Spec(
             KIND,
             no_loader,
-            PageCodec(is_packed=not is_private),
+            _codec_of(codec, is_private=is_private),
             _tags_of,
             structs.replace(terms, absent_stale_for=UNSHARED_KEPT),
             concurrency=CONCURRENCY,
@@ -167,11 +175,12 @@ class PageCache(OnDemand):
             objective=objective,
         )
         named = for_tenant(store_for(store, clock), tenant)
-        self.is_shared = is_shared(named, terms.policy)
+        self.is_shared = codec is None and is_shared(named, terms.policy)
         """True if services in other languages read the pages too."""
         chosen: Store = PageStore(named, self.store_timeout, spec.lease_for)
         if is_private:
             limit = capabilities_of(named).max_bytes
+            limit = spec.max_bytes if limit is None else limit
             chosen = MemoryStore(clock=clock, max_copies=spec.max_entries, max_bytes=limit)
         self.cache = Cache(chosen, clock=clock, sleep=sleep, dice=dice, grace=grace, hooks=hooks)
         self.max_entries = spec.max_entries
@@ -180,7 +189,13 @@ class PageCache(OnDemand):
         )
 
     async def get(
-        self, path: str, render: PageRender, revalidate: Duration, *, tags: Iterable[str] = ()
+        self,
+        path: str,
+        render: PageRender,
+        revalidate: Duration,
+        *,
+        tags: Iterable[str] = (),
+        at_least: str = "",
     ) -> ServedPage:
         """Return the page of this path: the stored one, or what `render` makes of it.
 
@@ -188,6 +203,9 @@ class PageCache(OnDemand):
         the old page is returned with `error`. Without an old page, a render with a status of 500 or
         more is returned and not stored, and an exception of `render` is raised. A page that
         another process renders for longer than `wait` is a 503.
+
+        `at_least`: a token of changes. No stored page from before them is returned, not even if
+        rendering fails. What `render` reads from other caches is its own concern.
         """
         fresh_for = seconds(revalidate, name="revalidate", positive=True)
 
@@ -203,7 +221,8 @@ class PageCache(OnDemand):
             named_path, _, query = named_path.partition("?")
         key = self.key(path, named_path, tags, query=query)
         try:
-            read = await self.ask(key, rendering, PageCaller(), anew=False)
+            with self.at_least(at_least):
+                read = await self.ask(key, rendering, PageCaller(), anew=False)
         except Busy:
             return _unstored(too_busy(RETRY_AFTER))
         except StoreError:
@@ -225,6 +244,10 @@ class PageCache(OnDemand):
             case PageRead(Private(Rendered(StoredPage() as stored))):
                 return _unstored(opened(stored))
         return _unstored(await page_of(render))
+
+    def at_least(self, token: str) -> AbstractContextManager[None]:
+        """Inside `with`, reads of this task, and of tasks it starts, have `at_least=token`."""
+        return self.cache.at_least(token)
 
     def terms(self, revalidate: Duration) -> RouteTimes:
         """A page that does not exist is fresh for a short time, and never served stale."""
@@ -264,7 +287,7 @@ class PageCache(OnDemand):
             return PageRead(self.judged(known))
         if self.resource.is_full(key) and (await self.resource.get_stored(key)) is None:
             raise Full(f"{key!r}: {CONCURRENCY} pages are being rendered, the most at once")
-        return await PageAsking(self, key, render, caller).answered(known, anew=anew)
+        return await PageAsking(self, key, render, caller).answer(known, anew=anew)
 
     def judged(self, outcome: ReadOutcome) -> ReadOutcome:
         """The failure, if the old copy may not be served."""
@@ -385,6 +408,14 @@ class PageCache(OnDemand):
             raise cause
         pause = RETRY_AFTER if error.retry_at is None else error.retry_at - self.clock()
         return too_busy(pause)
+
+
+def _codec_of(given: CodecMaker | None, *, is_private: bool) -> Codec[StoredPage]:
+    if given is None:
+        return PageCodec(is_packed=not is_private)
+    if not isinstance(given, CodecMaker):
+        raise ConfigError(f"codec: pages have zstd() or encrypted(keys), not {shown(given)}")
+    return given.make(KIND, PageCodec)
 
 
 def _unstored(page: Page, error: LoadFailed | None = None) -> ServedPage:

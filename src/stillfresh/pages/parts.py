@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import structs
 
 from stillfresh.http.fields import Raw, values
+from stillfresh.http.sharing import Reason
 from stillfresh.http.validation import (
     OF_CONTENT,
     RangeAsked,
@@ -19,7 +20,7 @@ from stillfresh.http.validation import (
     part_asked,
     refreshed,
 )
-from stillfresh.pages.model import Reason, StoredPage
+from stillfresh.pages.model import StoredPage
 
 PART: Final = 206
 MOST_SPANS: Final = 100

@@ -89,18 +89,23 @@ class SitePlaces:
 
 
 class Place:
-    """The place of one exchange. It may move to another group."""
+    """The place of one exchange. It may move to another group, until it is left."""
 
     def __init__(self, group: PlaceGroup) -> None:
-        self._group = group
+        self._group: PlaceGroup | None = group
 
     async def move(self, to: PlaceGroup) -> bool:
         """Never waits: otherwise waiting visitors would hold the places of loads."""
+        if self._group is None:
+            return True  # the site has sent everything: no place is needed any more
         if not await to.try_take():
             return False
-        self._group.leave()
+        self.leave()
         self._group = to
         return True
 
     def leave(self) -> None:
-        self._group.leave()
+        """Only the first call counts."""
+        if self._group is not None:
+            self._group.leave()
+            self._group = None

@@ -13,21 +13,15 @@ from typing import Any, Final
 
 from stillfresh.clock import Clock
 from stillfresh.http.fields import Raw, normalised
+from stillfresh.http.own_writes import ANY_CHANGE, with_token
+from stillfresh.http.sharing import Reason, is_answer_to, selected
 from stillfresh.http.validation import conditions, is_refresh, refreshed
-from stillfresh.pages.answers import NOT_MODIFIED, AppAnswer
+from stillfresh.pages.answers import NOT_MODIFIED, AppAnswer, Handover
 from stillfresh.pages.clients import as_asked
-from stillfresh.pages.model import App, Headers, Page, Reason, Rendered, StoredPage
+from stillfresh.pages.model import App, Headers, Page, Rendered, StoredPage
 from stillfresh.pages.parts import PART, fits, joined
 from stillfresh.pages.routes import Visit
-from stillfresh.pages.sharing import (
-    BY_DEFAULT,
-    Allowed,
-    Judgement,
-    RouteTimes,
-    is_answer_to,
-    judged_for,
-    selected,
-)
+from stillfresh.pages.sharing import BY_DEFAULT, Allowed, Judgement, RouteTimes, judged_for
 
 AGENT: Final = {b"user-agent": b"stillfresh", b"accept": b"*/*"}
 logger = logging.getLogger(__name__)
@@ -40,6 +34,11 @@ class AppRequest:
     *By its key*, it has the fields that are in the key (`given`), and nothing of the client. *As
     asked*, it has the visitor's own `request`; a response that is not shared goes to that visitor,
     by the `handover`, while the visitor waits.
+
+    In both ways it has a token of any change that was made so far, for the caches of the app. A
+    page that is made of what such a cache has in memory, which may lag, could not be served to a
+    visitor with a token. That visitor's own token stays here: with an outbox's position that was
+    made up, the app would wait in vain, and the load would fail for everybody.
     """
 
     visit: Visit
@@ -50,7 +49,7 @@ class AppRequest:
     given: Mapping[str, str] = field(default_factory=dict)
     request: Raw = ()
     credentials: frozenset[bytes] = frozenset()
-    handover: "asyncio.Future[AppAnswer] | None" = None
+    handover: Handover | None = None
     offer: "Callable[[AppAnswer], None] | None" = None
     """Called with a shared page that takes long: its body may be read while it grows."""
     allowed: Allowed = BY_DEFAULT
@@ -76,14 +75,15 @@ class AppRequest:
         visit = self.visit
         if visit.is_as_asked:
             fields = as_asked(self.request, visit.host, is_vouched=visit.is_vouched)
-            if not visit.is_part:
-                return fields
-            ranges = tuple((name, value) for name, value in self.request if name == b"range")
-            return (*fields, *ranges)
+            if visit.is_part:
+                ranges = tuple((name, value) for name, value in self.request if name == b"range")
+                fields = (*fields, *ranges)
+            return with_token(fields, ANY_CHANGE)
         own = AGENT | {
             name.encode("latin-1"): value.encode("latin-1") for name, value in self.given.items()
         }
-        return ((b"host", visit.host.encode("ascii")), *own.items())
+        fields = ((b"host", visit.host.encode("ascii")), *own.items())
+        return with_token(fields, ANY_CHANGE)
 
     def judge(self, fetched_at: float, status: int, headers: Raw) -> Judgement:
         """By its key the request is empty, so the response is about no visitor."""
@@ -99,6 +99,7 @@ class AppRequest:
             fetched_at=fetched_at,
             own=self.own,
             allowed=self.allowed,
+            keyed=self.visit.keyed,
         )
 
     def given_of(self, vary: Sequence[str]) -> Mapping[str, str]:
@@ -134,7 +135,7 @@ class Renderer:
                 return await self.render(asking, None)
             headers = Headers.of(refreshed(stored, new, self._clock()))
             page = Page(bytes(old.body), old.head.status, headers)
-        rendered = answer.made(page)
+        rendered = answer.rendered(page)
         is_part = rendered.page is not None and rendered.page.head.status == PART
         if rendered.page is not None and is_part and rendered.reason is None:
             return Rendered(joined(rendered.page, old, self._clock(), self._max_body))

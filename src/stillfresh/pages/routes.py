@@ -5,18 +5,22 @@ cache. By its key, a render gets what is in the key, in the same form, and nothi
 RFC 9110 §4.2.3 and RFC 3986 §6.2 for equal URLs.
 """
 
+import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urljoin, urlsplit
 
 from stillfresh.checks import checked_flag
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
-from stillfresh.http.fields import Raw, strings, with_field
+from stillfresh.http.cookies import CookieNames, checked_cookies
+from stillfresh.http.fields import Raw, end_to_end, strings, values, with_field
 from stillfresh.http.freshness import Wish, wish_of
+from stillfresh.http.own_writes import token_in, with_token
+from stillfresh.http.sharing import CREDENTIALS, Reason, carried_in, checked_credentials, selected
 from stillfresh.pages.clients import (
     Forward,
     canonical_host,
@@ -25,8 +29,7 @@ from stillfresh.pages.clients import (
     reads_along,
 )
 from stillfresh.pages.facetheory import address_in_key
-from stillfresh.pages.model import Reason, Scope
-from stillfresh.pages.sharing import CREDENTIALS, carried_in, checked_credentials, selected
+from stillfresh.pages.model import Scope
 
 __all__ = ["CREDENTIALS", "Forward", "Route", "Routes", "checked_credentials"]
 
@@ -60,8 +63,6 @@ CONDITIONAL: Final = frozenset({b"if-match", b"if-unmodified-since"})
 """RFC 9110 §13.1: only the site can judge these."""
 EDGE: Final = "stillfresh.edge"
 """Key in a scope: our edge has removed fields that this client may not set."""
-KEEP: Final = "stillfresh.keep"
-"""Key in a scope of a server that can repeat an answer: takes a check that it is still right."""
 INTERIM: Final = "stillfresh.interim"
 """Key in a scope of a server that can send interim responses: takes status and fields."""
 
@@ -75,22 +76,35 @@ class Route:
     query: Sequence[str] | None = ()
     """Query parameters that are part of the key; others are dropped. None: all of them count."""
     vary: Sequence[str] = ()
-    """Request fields that the app receives, and that are part of the key."""
+    """Request fields that the app receives, and that are part of the key.
+
+    With a field of `credentials`, as `Authorization`, each of its values has pages of its own: the
+    app gets the visitor's request, and the key has a digest of the value.
+    """
     tags: Sequence[str] = ()
     """Tags of every page of the route, for `revalidate_tag` and `purge_tag`."""
     forward: Forward | None = None
     """`"request"`: the app gets the visitor's request; `"key"`: only the parts of the key."""
+    ignore_cookies: Sequence[str] | None = None
+    """Cookies that the app does not receive with a GET or HEAD. None: those of the middleware."""
+    never: bool = False
+    """True: its pages pass uncached."""
 
     def __post_init__(self) -> None:
         checked_forward(self.forward)
+        checked_flag("never", self.never)
         if self.revalidate is not None:
             seconds(self.revalidate, name="revalidate", positive=True)
+        if self.ignore_cookies is not None:
+            checked_cookies(self.ignore_cookies)
         for name in ("query", "vary", "tags"):
             if isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name}: a list of names, not {shown(getattr(self, name))}")
 
 
-RoutesLike: TypeAlias = Mapping[str, Duration | Route | None]
+NEVER: Final = "never"
+"""In the place of a route's duration: its pages pass uncached."""
+RoutesLike: TypeAlias = Mapping[str, Duration | Literal["never"] | Route | None]
 
 
 class Routes:
@@ -105,9 +119,7 @@ class Routes:
             prefix, star, behind_star = pattern.partition("*")
             if behind_star:
                 raise ConfigError(f"route {shown(pattern)}: * may stand only at the end")
-            if not isinstance(value, Route | None):
-                seconds(value, name=f"route {shown(pattern)}", positive=True)
-            route = value if isinstance(value, Route) else Route(value)
+            route = route_of(pattern, value)
             if star:
                 self._below[prefix or "/"] = route
             else:
@@ -121,6 +133,39 @@ class Routes:
             if path.startswith(prefix):
                 return self._below[prefix]
         return None
+
+    def items(self) -> Iterator[tuple[str, Route]]:
+        """Each pattern with its route."""
+        yield from self._exact.items()
+        yield from ((f"{prefix}*", route) for prefix, route in self._below.items())
+
+
+def route_of(pattern: str, value: object) -> Route:
+    """The route that a duration, `"never"` or None stands for. Raises ConfigError."""
+    if isinstance(value, Route):
+        return value
+    if value == NEVER:
+        return Route(never=True)
+    if value is not None:
+        seconds(value, name=f"route {shown(pattern)}", positive=True)  # type: ignore[arg-type]
+    return Route(value)  # type: ignore[arg-type]  # checked in the line above
+
+
+def check_token_routes(routes: Routes, credentials: Collection[bytes]) -> None:
+    """Raise ConfigError for a route whose key has a credential that the app would not receive."""
+    for pattern, route in routes.items():
+        names = [name for name in route.vary if _is_credential(name, credentials)]
+        if names and route.forward == "key":
+            raise ConfigError(
+                f"route {shown(pattern)}: vary has {names[0]}, which reaches the app only with the "
+                'visitor\'s own request; remove forward = "key"'
+            )
+
+
+def _is_credential(name: str, credentials: Collection[bytes]) -> bool:
+    """Not `Cookie`: it has too many values that say nothing about the visitor."""
+    field = name.lower().encode("latin-1", "replace")
+    return field == b"authorization" or field in credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +196,21 @@ class Visit:
     """True if our edge has removed fields that this client may not set."""
     is_part: bool = False
     """True if it asks for one range of a page that is not stored whole."""
+    is_filling: bool = False
+    """True if it asks for one range, and the page is loaded whole to answer it."""
+    keyed: frozenset[bytes] = frozenset()
+    """Credentials that are part of the key by their digest: its page is for their sender only."""
     reads_along: bool = False
+    token: str = ""
+    """The changes that the visitor has seen: it accepts no older page. It is in no key."""
 
     def part(self) -> "Visit":
         """The same visit for the stored parts of the page, under their own key."""
         return replace(self, id=f"{self.id}\n:part", is_part=True)
+
+    def filling(self) -> "Visit":
+        """The same visit, which loads the whole page although it asks for a range."""
+        return replace(self, is_filling=True)
 
     @property
     def is_authorized(self) -> bool:
@@ -182,6 +237,7 @@ class Site:
         credentials: Iterable[str] = CREDENTIALS,
         *,
         normalise_query: bool = False,
+        ignore_cookies: Iterable[str] = (),
     ) -> None:
         self._forward = checked_forward(forward)
         self._sorts_query = checked_flag("normalise_query", normalise_query)
@@ -190,21 +246,44 @@ class Site:
             raise ConfigError(f"hosts: a list such as ['example.com'], not {shown(hosts)}")
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
         self._routes = Routes({"*": Route(query=None)} if routes is None else routes)
+        check_token_routes(self._routes, self.credentials)
+        self._ignored_cookies = CookieNames.of(ignore_cookies)
+        # By identity: routes are compared by their fields, which may be lists.
+        self._ignored_by_route = {
+            id(route): CookieNames.of(route.ignore_cookies)
+            for _, route in self._routes.items()
+            if route.ignore_cookies is not None
+        }
+        self._ignores_cookies = bool(self._ignored_cookies) or any(self._ignored_by_route.values())
 
     def is_named(self, host: str) -> bool:
         """True for a host that `hosts` names in full: it always has a place."""
         return self._hosts is not None and host in self._hosts
 
+    def without_ignored_cookies(self, scope: Scope) -> Scope:
+        """The same GET or HEAD without the cookies that its route ignores."""
+        if not self._ignores_cookies or scope["method"] not in {"GET", "HEAD"}:
+            return scope
+        headers = tuple(scope["headers"])
+        if not values(headers, b"cookie"):
+            return scope
+        path = canonical_path(raw_path_of(scope))
+        route = None if path is None else self._routes.of(readable_path(path))
+        names = self._ignored_by_route.get(id(route), self._ignored_cookies)
+        token = token_in(headers)
+        if token:  # a pattern may match its cookie, too
+            headers = with_token(headers, token)
+        return {**scope, "headers": names.removed_from(headers)}
+
     def place(self, scope: Scope) -> Visit | Reason:
         """The URL of a request, without an id; or the reason why it is not for the cache."""
-        whole = scope.get("raw_path") or quote(scope["path"], "/%", errors="surrogatepass").encode()
-        raw = whole.partition(b"?")[0]
+        raw = raw_path_of(scope)
         path = canonical_path(raw)
         if path is None:
             return Reason.PATH
         readable = readable_path(path)
         route = self._routes.of(readable)
-        if route is None:
+        if route is None or route.never:
             return Reason.ROUTE
         if ENCODED_SLASH.search(path) and self._would_be_elsewhere(unquote(path), route):
             return Reason.PATH
@@ -253,19 +332,28 @@ class Site:
             return place
         headers = place.headers
         route = place.route
-        declared = selected((name.lower() for name in route.vary), headers)
+        keyed = frozenset(
+            name.lower().encode("latin-1", "replace")
+            for name in route.vary
+            if _is_credential(name, self.credentials)
+        )
+        others = (name.lower() for name in route.vary if name.lower().encode() not in keyed)
+        declared = selected(others, headers)
         root = scope.get("root_path", "")
         if any(name in CONDITIONAL for name, _ in headers):
             return Reason.CONDITION
         if declared is None:
             return Reason.VARY
+        digests = digests_of(keyed, headers)
+        if digests != digests_of(keyed, end_to_end(headers)):
+            return Reason.HEADERS  # `Connection` hides a credential from the app
         if CONTROL.search(place.app_path + root):
             return Reason.PATH
         is_rewritten = place.app_path != unquote(place.raw_path)
         outer = {":path": place.app_path} if is_rewritten else {}
         if root:
             outer[":root"] = root
-        id_ = key_of_variant(place.url, {**declared, **outer})
+        id_ = key_of_variant(place.url, {**declared, **digests, **outer})
         if len(id_) > MOST_KEY:
             return Reason.HEADERS
         by_duration: Forward = "request" if route.revalidate is None else "key"
@@ -276,8 +364,9 @@ class Site:
             declared=declared,
             wish=wish_of(headers),
             is_head=scope["method"] == "HEAD",
-            carried=carried_in(headers, self.credentials),
-            is_as_asked=(route.forward or self._forward or by_duration) == "request",
+            carried=carried_in(headers, self.credentials) - keyed,
+            keyed=keyed,
+            is_as_asked=bool(keyed) or (route.forward or self._forward or by_duration) == "request",
             is_vouched=EDGE in scope,
             reads_along=reads_along(scope),
         )
@@ -286,6 +375,22 @@ class Site:
 def key_of_variant(url: str, values: Mapping[str, str]) -> str:
     """A key with lines: no URL or field value has a line break, so variants never collide."""
     return "\n".join([url, *(f"{name}: {values[name]}" for name in sorted(values))])
+
+
+def digests_of(names: Iterable[bytes], headers: Raw) -> dict[str, str]:
+    """A digest of each of these fields that the request has: a key never shows a credential."""
+    digests: dict[str, str] = {}
+    for name in names:
+        lines = values(headers, name)
+        if lines:
+            digests[name.decode("latin-1")] = hashlib.sha256(b"\n".join(lines)).hexdigest()
+    return digests
+
+
+def raw_path_of(scope: Scope) -> bytes:
+    """The path as it was sent, or as it would be, without the query."""
+    whole = scope.get("raw_path") or quote(scope["path"], "/%", errors="surrogatepass").encode()
+    return bytes(whole).partition(b"?")[0]
 
 
 def canonical_path(raw: bytes) -> str | None:

@@ -4,48 +4,33 @@ Pure. RFC 9111 §3 (what may be stored), §3.5 (Authorization), §4.1 (Vary). A 
 replaces the freshness that a response states, never its privacy.
 """
 
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from typing import Final, TypeAlias
 
 from stillfresh.engine import Answer
-from stillfresh.errors import ConfigError, shown
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.http.fields import (
-    BAD,
-    NAME,
     Raw,
-    directives,
     end_to_end,
-    members,
-    normalised,
-    tag_names,
     values,
 )
 from stillfresh.http.freshness import Wish, controls, guessed, is_good_enough, stated, targeted
+from stillfresh.http.sharing import (
+    ABSENT,
+    BY_ROUTE,
+    Reason,
+    carried_in,
+    private,
+    selected,
+    unfit,
+    varies,
+)
 from stillfresh.pages.facetheory import is_old_copy
-from stillfresh.pages.model import Head, Reason, StoredPage
+from stillfresh.pages.model import Head, StoredPage
 
-BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
-"""Statuses to which a route's duration applies: not refusals of a client, nor bad requests."""
-ABSENT: Final = frozenset({404, 410})
-UNDERSTOOD: Final = frozenset(int(status) for status in HTTPStatus if status >= 200)
-"""RFC 9111 §5.2.2.3: statuses whose meaning for caches is known here."""
-TOO_MANY: Final = 429
-NEVER: Final = frozenset({428, TOO_MANY, 431})
-"""RFC 6585: these depend on the client, and are not stored."""
-MOST_HEADERS: Final = 32_768
-"""Bytes; a response with more is passed on uncached."""
-DIRECTIVE: Final = re.compile(rb"""[^\s"=,;/]+(?:\s*=\s*(?:[^\s"=,;/]+|"(?:\\.|[^"\\])*"))?""")
-REFUSAL: Final = re.compile(rb"(?<![\w-])(?:private|no-store)(?![\w-])", re.IGNORECASE)
 POOL_FULL: Final = b"connection_limit_reached"
 """RFC 9209 §2.3.12."""
-CREDENTIALS: Final = ("X-Api-Key", "Api-Key", "X-Auth-Token", "X-Access-Token")
-"""Request fields, besides `Authorization` and `Cookie`, by which services identify clients."""
-ALWAYS: Final = frozenset({b"authorization", b"cookie"})
-"""A page that varies by these is shared only among clients that send none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +41,8 @@ class Shared:
     vary: tuple[str, ...] = ()
     is_targeted: bool = False
     """RFC 9213: by `CDN-Cache-Control`."""
+    is_one_clients: bool = False
+    """True if its key has a client's credentials: other caches must not keep it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +51,7 @@ class Allowed:
 
     heuristic: bool = False
     """RFC 9111 §4.2.2: without stated freshness, it is estimated from `Last-Modified`."""
-    cdn_override: bool = False
+    cdn_override: bool = True
     """RFC 9213: `CDN-Cache-Control` replaces `Cache-Control` and `Expires`."""
 
 
@@ -84,12 +71,12 @@ def judged(
 ) -> Judgement:
     """Whether it may be shared, and for how long; `own`: the route's times, if it has any."""
     is_targeted = allowed.cdn_override and bool(targeted(headers))
-    reason = private(status, headers, is_targeted=is_targeted) or _unfit(status, headers)
+    reason = private(status, headers, is_targeted=is_targeted) or unfit(status, headers)
     if reason is None and is_old_copy(headers):
         reason = Reason.SITE_COPY
     if reason is not None:
         return reason
-    vary = _varies(headers)
+    vary = varies(headers)
     if "*" in vary:
         return Reason.VARY
     if own is not None:
@@ -105,68 +92,6 @@ def judged(
     if not (terms.fresh_for or terms.stale_for or terms.error_for or has_validator):
         return Reason.NO_FRESHNESS
     return Shared(terms, vary, is_targeted)
-
-
-def private(status: int, headers: Raw, *, is_targeted: bool = False) -> Reason | None:
-    """Private, whatever else it says; §5.2.2.3: `must-understand` beats `no-store`."""
-    if values(headers, b"set-cookie"):
-        return Reason.SET_COOKIE
-    common = [] if is_targeted else values(headers, b"cache-control")
-    for lines in (common, values(headers, b"cdn-cache-control")):
-        known = directives(lines).keys()
-        if "must-understand" in known and status not in UNDERSTOOD:
-            return Reason.STATUS
-        if "private" in known or ("no-store" in known and "must-understand" not in known):
-            return Reason.PRIVATE
-        for line in filter(REFUSAL.search, lines):
-            if not all(map(DIRECTIVE.fullmatch, members([line]))):
-                return Reason.PRIVATE
-    return None
-
-
-def _unfit(status: int, headers: Raw) -> Reason | None:
-    """Why it cannot be stored: interim, partial, malformed, too many tags, or endless."""
-    if not 200 <= status <= 599 or status in {206, 304} or status in NEVER:
-        return Reason.STATUS
-    if sum(len(name) + len(value) for name, value in headers) > MOST_HEADERS:
-        return Reason.HEADERS
-    if not all(NAME.fullmatch(name) and not BAD.search(value) for name, value in headers):
-        return Reason.HEADERS
-    if len(set(values(headers, b"content-length"))) > 1:
-        return Reason.HEADERS
-    if tag_names(headers) is None:
-        return Reason.TAGS
-    return Reason.STREAM if is_event_stream(headers) else None
-
-
-def is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Server-sent events: a response that stays open, and may be silent for long."""
-    types = values(headers, b"content-type")
-    return bool(types) and types[0].lower().startswith(b"text/event-stream")
-
-
-def _varies(headers: Raw) -> tuple[str, ...]:
-    """The fields in lower case, sorted; an encoded body always varies by `Accept-Encoding`.
-
-    The host is in every key.
-    """
-    named = {name.decode("latin-1").lower() for name in members(values(headers, b"vary"))}
-    codings = {coding.lower() for coding in members(values(headers, b"content-encoding"))}
-    if codings - {b"identity"}:
-        named.add("accept-encoding")
-    return tuple(sorted(named - {"host"}))
-
-
-def is_answer_to(request: Raw, given: Mapping[str, str], answer: Raw) -> bool:
-    """True if the answer to a request with the fields `given` also answers this request."""
-    varies = _varies(answer)
-    is_same = all(normalised(name, request) == given.get(name, "") for name in varies)
-    return "*" not in varies and is_same
-
-
-def is_failure(status: int) -> bool:
-    """A failure says nothing about the page; the old one is kept."""
-    return status >= 500 or status == TOO_MANY
 
 
 def is_of_gateway(headers: Raw) -> bool:
@@ -201,25 +126,6 @@ def forbids_stale(head: Head) -> bool:
     return says(head, "must-revalidate", "proxy-revalidate", "no-cache", "s-maxage")
 
 
-def checked_credentials(names: Iterable[str]) -> frozenset[bytes]:
-    """Return the names of header fields in lower case. Raises ConfigError for a bad one."""
-    if isinstance(names, str):
-        raise ConfigError(f"credentials: must be a list such as ['X-Api-Key'], not {shown(names)}")
-    checked = frozenset(name.lower().encode("latin-1", "replace") for name in names)
-    bad = next((name for name in checked if not NAME.fullmatch(name)), None)
-    if bad is not None:
-        raise ConfigError(
-            f"credentials: {shown(bad.decode())} is not the name of a header field; "
-            "write one such as X-Api-Key"
-        )
-    return checked
-
-
-def carried_in(headers: Raw, credentials: frozenset[bytes]) -> frozenset[bytes]:
-    """The fields of this request that identify its sender."""
-    return frozenset(name for name, _ in headers if name in ALWAYS or name in credentials)
-
-
 def is_for(answer: Head, carried: frozenset[bytes]) -> Reason | None:
     """Why the response to a request with these fields may not be shared; None if it may.
 
@@ -242,12 +148,22 @@ def judged_for(
     fetched_at: float,
     own: RouteTimes | None,
     allowed: Allowed,
+    keyed: frozenset[bytes] = frozenset(),
 ) -> Judgement:
-    """Whether the response to this visitor's own request may be shared."""
+    """Whether the response to this visitor's own request may be shared.
+
+    `keyed`: credentials in the page's key. They allow sharing it with the same sender, and it need
+    not vary by them once more.
+    """
     judgement = judged(status, answer, fetched_at, own, allowed)
     if isinstance(judgement, Reason):
         return judgement
-    carried = carried_in(request, credentials)
+    all_carried = carried_in(request, credentials)
+    carried = all_carried - keyed
+    if keyed:
+        vary = tuple(name for name in judgement.vary if name.encode("latin-1") not in keyed)
+        is_one_clients = not keyed.isdisjoint(all_carried)
+        judgement = replace(judgement, vary=vary, is_one_clients=is_one_clients)
     head = Head(headers=answer, is_targeted=judgement.is_targeted)
     if (reason := is_for(head, carried)) is not None:
         return reason
@@ -271,24 +187,6 @@ def _by_origin(judgement: Shared, request: Raw, answer: Raw) -> Shared:
     if is_open or "origin" in judgement.vary:
         return judgement
     return replace(judgement, vary=tuple(sorted({*judgement.vary, "origin"})))
-
-
-def selected(
-    vary: Iterable[str], request: Raw, carried: frozenset[bytes] = frozenset()
-) -> Mapping[str, str] | None:
-    """RFC 9111 §4.1: the request's values of these fields; None: the page is for this visitor only.
-
-    Credentials never become part of a key.
-    """
-    result: dict[str, str] = {}
-    for name in vary:
-        value = normalised(name, request)
-        field = name.encode("latin-1", "replace")
-        if value is None or field in carried or (value and field in ALWAYS):
-            return None
-        if value:
-            result[name] = value
-    return result
 
 
 def is_of(stored: StoredPage, request: Raw, carried: frozenset[bytes] = frozenset()) -> bool:

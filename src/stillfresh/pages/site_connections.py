@@ -25,6 +25,8 @@ with needs("web", "stillfresh.pages.upstream"):
 
 LONGEST_HEAD: Final = 102_400
 """Bytes of an answer's head."""
+READ_AT_ONCE: Final = 32_768
+"""Bytes."""
 LAST_STATUS: Final = 599
 """RFC 9110 §15."""
 BY_CONNECTION: Final = re.compile(rb"\s*(?:ntlm|nego)", re.IGNORECASE)
@@ -46,28 +48,40 @@ class SiteBroken(ConnectionError):
     """RFC 9209 §2.3, if it is a special one."""
 
 
-def broken_by(exc: Exception) -> SiteBroken:
+class NoConnection(SiteBroken):
+    """There is no connection, so nothing of the request was sent."""
+
+
+class ConnectTimeout(TimeoutError):
+    """No connection in time, so nothing of the request was sent."""
+
+
+def broken_by(exc: Exception) -> NoConnection:
     """Say in our own words why there is no connection."""
     match exc:
         case ssl.SSLCertVerificationError():
-            broken = SiteBroken(f"its certificate is not trusted: {exc.verify_message}")
+            broken = NoConnection(f"its certificate is not trusted: {exc.verify_message}")
             broken.fault = b"tls_certificate_error"
         case ssl.SSLError():
-            broken = SiteBroken(f"it does not speak TLS as expected ({exc.reason or exc})")
+            broken = NoConnection(f"it does not speak TLS as expected ({exc.reason or exc})")
             broken.fault = b"tls_protocol_error"
         case ConnectionRefusedError():
-            broken = SiteBroken("it refuses connections")
+            broken = NoConnection("it refuses connections")
         case socket.gaierror() | UnicodeError():
-            broken = SiteBroken("its name is not known")
+            broken = NoConnection("its name is not known")
         case OSError(strerror=str() as text):
-            broken = SiteBroken(f"the connection failed ({text})")
+            broken = NoConnection(f"the connection failed ({text})")
         case _:
-            broken = SiteBroken(f"the connection failed ({exc})")
+            broken = NoConnection(f"the connection failed ({exc})")
     return broken
 
 
-class SiteConnection(asyncio.Protocol):
-    """One exchange after the other; after each, it goes back to the pool."""
+class SiteConnection(asyncio.BufferedProtocol):
+    """One exchange after the other; after each, it goes back to the pool.
+
+    It reads into a buffer of its own: the event loop's is large, and with many slow visitors each
+    step of a response holds as much as was read at once.
+    """
 
     _transport: asyncio.Transport
     _inbox: Inbox
@@ -78,18 +92,23 @@ class SiteConnection(asyncio.Protocol):
         self.is_new = True
         self._is_ones_own = False
         self._can_write = asyncio.Event()
+        self._buffer = bytearray(READ_AT_ONCE)
         self._resting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._inbox = Inbox(self._transport)
+        self._inbox = Inbox(self._transport, most=READ_AT_ONCE)
         self._can_write.set()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        del sizehint
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._resting is not None:
             self.close()
             return
-        self._inbox.add(data)
+        self._inbox.add(self._buffer[:nbytes])
 
     def eof_received(self) -> None:
         self._inbox.end()
@@ -228,15 +247,33 @@ class SiteConnection(asyncio.Protocol):
         self._transport.abort()
 
 
-class Pool:
-    """Connections to one site; an idle one is used before a new one is made."""
+class SiteTls:
+    """How certificates of a site are checked; the system's own list is read once, in a thread."""
 
-    def __init__(self, site: httpx2.URL, timeout: float) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self._context = context
+
+    async def context(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = await asyncio.to_thread(httpx2.create_ssl_context)
+        return self._context
+
+
+class Pool:
+    """Connections to one address; an idle one is used before a new one is made.
+
+    `timeout`: seconds for each step of an exchange. `connect_within`: seconds for a connection.
+    """
+
+    def __init__(
+        self, site: httpx2.URL, timeout: float, tls: SiteTls, connect_within: float
+    ) -> None:
         self._is_tls = site.scheme == "https"
         self._host = site.raw_host.decode("ascii")
         self._port = site.port or (443 if self._is_tls else 80)
-        self._tls: ssl.SSLContext | None = None
+        self._tls = tls
         self._timeout = timeout
+        self._connect_within = connect_within
         self._resting: deque[SiteConnection] = deque()
         self._is_closed = False
 
@@ -247,17 +284,16 @@ class Pool:
             if connection.rise():
                 return connection
             connection.close()
-        if self._is_tls and self._tls is None:  # its certificates are read from files, once
-            self._tls = await asyncio.to_thread(httpx2.create_ssl_context)
+        tls = await self._tls.context() if self._is_tls else None
         loop = asyncio.get_running_loop()
         new_connection = partial(SiteConnection, self._timeout)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._connect_within):
                 _, connection = await loop.create_connection(
-                    new_connection, self._host, self._port, ssl=self._tls
+                    new_connection, self._host, self._port, ssl=tls
                 )
-        except TimeoutError:
-            raise
+        except TimeoutError as exc:
+            raise ConnectTimeout(f"no connection within {self._connect_within:g} s") from exc
         except (OSError, UnicodeError) as exc:
             raise broken_by(exc) from exc
         return connection

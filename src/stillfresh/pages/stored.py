@@ -21,8 +21,11 @@ from stillfresh.http.freshness import (
     initial_age,
     longest_lifetime,
     policy_headers,
+    private_headers,
     without_lifetime,
 )
+from stillfresh.http.own_writes import FIELD_NAME
+from stillfresh.http.sharing import Reason, private
 from stillfresh.http.validation import (
     OF_CONTENT,
     RangeAsked,
@@ -39,14 +42,14 @@ from stillfresh.pages.model import (
     Page,
     PageFailed,
     PageKey,
-    Reason,
     Rendered,
     Send,
     StoredPage,
 )
 from stillfresh.pages.parts import PART, cut
+from stillfresh.pages.repeats import Response
 from stillfresh.pages.routes import group_tag, own_tag
-from stillfresh.pages.sharing import Judgement, age_at, is_of_gateway, private, ttl_at
+from stillfresh.pages.sharing import Judgement, age_at, is_of_gateway, ttl_at
 from stillfresh.stores import WrappedStore
 from stillfresh.stores.contract import Store
 
@@ -61,11 +64,11 @@ def made_of(
     page: Page, judgement: Judgement, fetched_at: float, given: Mapping[str, str], *, is_own: bool
 ) -> Rendered:
     """`given`: request fields that it may vary by; `is_own`: a route's duration applies."""
-    # Length and age are written again whenever it is served.
+    # Length and age are written again whenever it is served. A token is for one visitor only.
     raw = tuple(
         (name, value)
         for name, value in end_to_end(page.headers.raw)
-        if name not in {b"content-length", b"age"}
+        if name not in {b"content-length", b"age", FIELD_NAME}
     )
     born_at = None
     if values(page.headers.raw, b"age"):
@@ -87,6 +90,7 @@ def made_of(
         vary=vary,
         variant=tuple((name, given[name]) for name in vary if given.get(name)),
         is_targeted=judgement.is_targeted,
+        is_one_clients=judgement.is_one_clients,
     )
     return Rendered(StoredPage(head, page.body), None, given, born_at)
 
@@ -230,16 +234,37 @@ def _stale_for_others(head: Head) -> float:
     return 0.0 if head.is_foreign else head.stale_for
 
 
-class ReadyPage:
-    """A page's header fields; `said`: those of a hit, from `begins` until `ends`."""
+def _with_terms(fields: Raw, head: Head, fresh_for: float) -> Raw:
+    """What a route's duration says to browsers and caches in between."""
+    if head.is_one_clients:
+        return private_headers(fields)
+    return policy_headers(fields, fresh_for, _stale_for_others(head))
 
-    __slots__ = ("before", "begins", "ends", "etag", "fields", "length", "modified", "said")
+
+class ReadyPage:
+    """A page's header fields; `said`: those of a hit, from `begins` until `ends`.
+
+    `whole` and `unmodified`: the same for a whole response, and for a 304.
+    """
+
+    __slots__ = (
+        "before",
+        "begins",
+        "ends",
+        "etag",
+        "fields",
+        "length",
+        "modified",
+        "said",
+        "unmodified",
+        "whole",
+    )
 
     def __init__(self, stored: StoredPage) -> None:
         head = stored.head
         fields = _shown(head)
         if head.is_own and not (head.is_foreign and values(fields, b"cache-control")):
-            fields = policy_headers(fields, head.fresh_for, _stale_for_others(head))
+            fields = _with_terms(fields, head, head.fresh_for)
         self.before = tuple(values(fields, b"cache-status"))
         fields = tuple((name, value) for name, value in fields if name != b"cache-status")
         if head.etag is not None:
@@ -252,6 +277,16 @@ class ReadyPage:
         self.modified = next(iter(dates), None)
         self.begins = self.ends = 0.0
         self.said: Raw = ()
+        self.whole: Raw = ()
+        self.unmodified: Raw = ()
+
+    def begin(self, said: Raw, begins: float, ends: float) -> None:
+        """From now on, until `ends`, a hit has these fields."""
+        self.begins = begins
+        self.ends = ends
+        self.said = said
+        self.whole = (*said, *self.length)
+        self.unmodified = not_modified_headers(said)
 
 
 def ready(stored: StoredPage) -> ReadyPage:
@@ -288,7 +323,7 @@ def told(
     status = cache_status(page.before, what)
     fields = (*page.fields, (b"age", b"%d" % age), (b"cache-status", status))
     if is_outdated and head.is_own:
-        return policy_headers(fields, 0.0, _stale_for_others(head))
+        return _with_terms(fields, head, 0.0)
     return without_lifetime(fields) if is_unverified else fields
 
 
@@ -310,6 +345,44 @@ def found_page(key: PageKey, answer: Answer[StoredPage], now: float, before: str
     return FoundPage((key,), stored, fields, is_new=answer.origin is Origin.LOADED)
 
 
+def answer_to(
+    stored: StoredPage, fields: Raw, request: Iterable[tuple[bytes, bytes]], *, is_head: bool
+) -> Response:
+    """The page as the request's conditions ask for it (RFC 9110 §13.2.2)."""
+    page = ready(stored)
+    status = stored.head.status
+    request = tuple(request)
+    if status in {200, PART}:
+        if not_modified(request, page.etag, page.modified):
+            return Response(304, not_modified_headers(fields), b"")
+        ranges = values(request, b"range")
+        if len(ranges) == 1 and not is_head and if_range_holds(request, page.fields):
+            return _part_of(stored, fields, ranges[0])
+    body = b"" if is_head else body_of(stored)
+    return Response(status, (*fields, *page.length), body)
+
+
+def body_of(stored: StoredPage) -> bytes:
+    """All bytes of the body: those in memory, if they are bytes there."""
+    return stored.body if isinstance(stored.body, bytes) else bytes(stored.body)
+
+
+def _part_of(stored: StoredPage, fields: Raw, range_field: bytes) -> Response:
+    whole = stored.head.total or len(stored.body)
+    match part_asked(range_field, whole):
+        case RangeAsked.WHOLE:
+            return Response(200, sized(fields, whole), body_of(stored))
+        case RangeAsked.UNSATISFIABLE:
+            headers = not_modified_headers(fields)
+            unsatisfied = (b"content-range", b"bytes */%d" % whole)
+            return Response(416, sized((*headers, unsatisfied), 0), b"")
+        case (first, end):
+            span = (b"content-range", b"bytes %d-%d/%d" % (first, end - 1, whole))
+            part = cut(stored, first, end) or b""
+            headers = tuple((name, value) for name, value in fields if name not in OF_CONTENT)
+            return Response(206, sized((*headers, span), len(part)), part)
+
+
 async def send_stored(
     send: Send,
     stored: StoredPage,
@@ -318,34 +391,9 @@ async def send_stored(
     *,
     is_head: bool,
 ) -> None:
-    """Send it as the request's conditions ask (RFC 9110 §13.2.2)."""
-    page = ready(stored)
-    status = stored.head.status
-    request = tuple(request)
-    if status in {200, PART}:
-        if not_modified(request, page.etag, page.modified):
-            return await send_whole(send, 304, not_modified_headers(fields), b"")
-        ranges = values(request, b"range")
-        if len(ranges) == 1 and not is_head and if_range_holds(request, page.fields):
-            return await _send_part(send, stored, fields, ranges[0])
-    body = b"" if is_head else bytes(stored.body)
-    return await send_whole(send, status, (*fields, *page.length), body)
-
-
-async def _send_part(send: Send, stored: StoredPage, fields: Raw, range_field: bytes) -> None:
-    whole = stored.head.total or len(stored.body)
-    match part_asked(range_field, whole):
-        case RangeAsked.WHOLE:
-            await send_whole(send, 200, sized(fields, whole), bytes(stored.body))
-        case RangeAsked.UNSATISFIABLE:
-            headers = not_modified_headers(fields)
-            unsatisfied = (b"content-range", b"bytes */%d" % whole)
-            await send_whole(send, 416, sized((*headers, unsatisfied), 0), b"")
-        case (first, end):
-            span = (b"content-range", b"bytes %d-%d/%d" % (first, end - 1, whole))
-            part = cut(stored, first, end) or b""
-            headers = tuple((name, value) for name, value in fields if name not in OF_CONTENT)
-            await send_whole(send, 206, sized((*headers, span), len(part)), part)
+    """Send it as the request's conditions ask."""
+    response = answer_to(stored, fields, request, is_head=is_head)
+    await send_whole(send, response.status, response.fields, response.body)
 
 
 async def send_page(send: Send, page: Page, what: str, *, is_head: bool) -> None:

@@ -21,16 +21,17 @@ IDLE: Final = 600.0
 class Inbox:
     """Bytes that arrived over a connection and were not read yet."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, *, most: int = MOST_BUFFERED) -> None:
         self._transport = transport
+        self._most = most
         self._error: Exception | None = None
         self._news = asyncio.Event()
         self.came = bytearray()
         self.is_over = False
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes | bytearray) -> None:
         self.came += data
-        if len(self.came) > MOST_BUFFERED:
+        if len(self.came) > self._most:
             self._transport.pause_reading()
         self._news.set()
 

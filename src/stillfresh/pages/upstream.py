@@ -8,22 +8,38 @@ their own, as event streams have. Needs `stillfresh[web]`.
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+import re
+import ssl
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from stillfresh.clock import Clock, monotonic
-from stillfresh.errors import ConfigError, needs, shown_address
+from stillfresh.errors import ConfigError, needs, shown, shown_address
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import Raw, end_to_end, http_date_text, names_in, values
+from stillfresh.http.sharing import is_event_stream
 from stillfresh.pages.answers import LOAD
 from stillfresh.pages.clients import has_body, target_of
 from stillfresh.pages.edge import refuse, shown_path
 from stillfresh.pages.model import Receive, Scope, Send
 from stillfresh.pages.places import Place, SiteFull, SitePlaces
 from stillfresh.pages.routes import INTERIM
-from stillfresh.pages.sharing import POOL_FULL, is_event_stream
-from stillfresh.pages.site_connections import Pool, SiteBroken, SiteConnection, Tell
+from stillfresh.pages.sharing import POOL_FULL
+from stillfresh.pages.site_addresses import (
+    SiteAddress,
+    SiteAddresses,
+    leaves_base,
+)
+from stillfresh.pages.site_connections import (
+    ConnectTimeout,
+    NoConnection,
+    SiteBroken,
+    SiteConnection,
+    SiteTls,
+    Tell,
+)
+from stillfresh.pages.spooling import Spool, SpoolRoom
 from stillfresh.pages.tunnels import TUNNEL, joined
 
 with needs("web", "stillfresh.pages.upstream"):
@@ -41,12 +57,19 @@ VIA: Final = b"1.1 stillfresh"
 OURS: Final = names_in(b"content-length expect host via x-forwarded-host x-forwarded-proto")
 """Request fields that the proxy writes itself."""
 SMALL: Final = 65_536
-"""Bytes of an upload that are read before a connection to the site is taken."""
+"""Bytes of an upload that are read before a connection to the site is taken, and of a response
+that is sent as it comes."""
 MIN_UPLOAD_RATE: Final = 500
 """Bytes a second that an upload must bring."""
+MAX_SPILL: Final = 2**30
+"""Bytes of temporary files, for responses that are read slowly."""
 UPLOAD_WINDOW: Final = 10.0
 """Seconds of waiting for the client over which its rate is measured."""
-
+HEALTH_EVERY: Final = 5.0
+"""Seconds between two checks of an address."""
+MOST_ADDRESSES: Final = 100
+BASE_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._~%!$&'()*+,;=:@-]+)*")
+HEALTH_PATH: Final = re.compile(r"/[!-~]*", re.ASCII)
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +133,10 @@ class Visitor:
             came += await self._part()
         self._begun = bytes(came)
 
+    def may_repeat(self, method: str) -> bool:
+        """True if the site may see this request twice."""
+        return method in {"GET", "HEAD"} and not self._has_body
+
     def upload(self) -> AsyncIterator[bytes] | None:
         return self._parts() if self._has_body else None
 
@@ -157,25 +184,71 @@ class Visitor:
             self._watching.cancel()
 
 
-def checked_upstream(url: str) -> httpx2.URL:
-    """`http://host[:port]`; a path would have to be removed from every link."""
-    like = "write http://host:port or https://host"
+def checked_upstream(url: object) -> httpx2.URL:
+    """`http://host[:port]`, with a path below which the site has its pages, or without one."""
+    like = "write http://host:port, https://host or https://host/path"
     checked = checked_url(url, "upstream", like=like)
-    if checked.raw_path != b"/":
+    path = checked.raw_path.removesuffix(b"/")
+    if not BASE_PATH.fullmatch(path) or leaves_base(path):
         raise ConfigError(f"upstream: {like}, not {shown_address(url)}")
-    return checked.copy_with(raw_path=b"")
+    return checked.copy_with(raw_path=path)
+
+
+def checked_upstreams(urls: str | Iterable[str]) -> tuple[httpx2.URL, ...]:
+    """One address of a site, or several, each once."""
+    texts = [urls] if isinstance(urls, str) else list(urls)
+    if not 1 <= len(texts) <= MOST_ADDRESSES:
+        raise ConfigError(f"upstream: write 1 to {MOST_ADDRESSES} addresses, not {len(texts)}")
+    addresses = tuple(checked_upstream(text) for text in texts)
+    for position, address in enumerate(addresses):
+        if address in addresses[:position]:
+            raise ConfigError(f"upstream: {address} is there twice")
+    return addresses
+
+
+def checked_health_path(path: object, name: str = "health_path") -> str:
+    """Return the path. Raises ConfigError."""
+    if not isinstance(path, str) or not HEALTH_PATH.fullmatch(path):
+        raise ConfigError(f"{name}: must be a path such as '/health', not {shown(path)}")
+    return path
+
+
+def checked_ca(file: str, name: str = "site_ca") -> ssl.SSLContext:
+    """Return a context that trusts the certificates of this file, and no others."""
+    try:
+        return ssl.create_default_context(cafile=file)
+    except ssl.SSLError:
+        raise ConfigError(f"{name}: {shown(file)} has no certificates in PEM format") from None
+    except (OSError, ValueError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise ConfigError(f"{name}: {shown(file)}: {why}") from exc
+
+
+class SiteAnswer(NamedTuple):
+    """The head of an answer, and where the rest of it comes from."""
+
+    address: SiteAddress
+    connection: SiteConnection
+    head: h11.Response | h11.InformationalResponse
 
 
 class Upstream:
-    """`keep_host`: the site receives the requested Host; otherwise its own name.
+    """`url`: the address of the site, or several that take turns.
+
+    `keep_host`: the site receives the requested Host; otherwise its own name.
 
     `connections`: how many visitors may use at once, and how many loads. `pool_wait`: seconds that
-    a request waits for one of them. `min_upload_rate`: bytes a second; 0: any.
+    a request waits for one of them. `min_upload_rate`: bytes a second; 0: any. `max_spill`: bytes
+    of temporary files, for responses that visitors read more slowly than they come.
+
+    `ca`: a file of certificates that the site is trusted by, in place of the system's.
+    `health_path`: asked for at each address every `health_every` seconds, with `health_host` as
+    Host; an address that fails is left out.
     """
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         *,
         clock: Clock,
         timeout: float = 30.0,
@@ -184,17 +257,24 @@ class Upstream:
         connections: int = CONNECTIONS,
         pool_wait: float = POOL_WAIT,
         min_upload_rate: int = MIN_UPLOAD_RATE,
+        max_spill: int = MAX_SPILL,
+        ca: str | None = None,
+        health_path: str | None = None,
+        health_every: float = HEALTH_EVERY,
+        health_host: str | None = None,
     ) -> None:
-        self._base = base = checked_upstream(url)
-        self._origin = f"{base.scheme}://".encode() + base.netloc
+        tls = SiteTls(None if ca is None else checked_ca(ca))
+        self.addresses = SiteAddresses(checked_upstreams(url), timeout, tls)
         self._clock = clock
         self._keep_host = keep_host
-        self._is_reached = True
         self._timeout = timeout
-        self._pool = Pool(base, timeout)
+        self._health_path = None if health_path is None else checked_health_path(health_path)
+        self._health_every = health_every
+        self._health_host = None if health_host is None else health_host.encode("ascii")
         self._pool_wait = pool_wait
         self._min_upload_rate = min_upload_rate
         self.places = SitePlaces(connections, max_streams)
+        self.spool_room = SpoolRoom(max_spill)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -205,9 +285,21 @@ class Upstream:
             await send({"type": f"{scope['type']}.close", "code": 1011})
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        while (message := await receive())["type"] != "lifespan.shutdown":
-            await send({"type": f"{message['type']}.complete"})
-        self._pool.close()
+        checking: asyncio.Task[None] | None = None
+        try:
+            while (message := await receive())["type"] != "lifespan.shutdown":
+                if checking is None and self._health_path is not None:
+                    checking = asyncio.create_task(
+                        self.addresses.check_all(
+                            self._health_path, self._health_every, self._health_host
+                        )
+                    )
+                await send({"type": f"{message['type']}.complete"})
+        finally:
+            if checking is not None:
+                checking.cancel()
+                await asyncio.wait([checking])
+            self.addresses.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -233,14 +325,12 @@ class Upstream:
         except TimeoutError:
             await refuse(send, 504, b"The site did not answer in time.\n")
         except SiteBroken as exc:
-            self._note(exc, scope)
             await refuse(send, 502, b"The site cannot be reached.\n", fault=exc.fault)
         finally:
             visitor.end()
 
     async def _exchange(self, scope: Scope, visitor: Visitor, send: Send) -> None:
         """A response that turns out to be private takes a visitor's place."""
-        request = self._request(scope)
         await visitor.begin()
         load = scope.get(LOAD)
         is_tunnel = scope["type"] == TUNNEL
@@ -253,8 +343,8 @@ class Upstream:
             await group.take(self._pool_wait)
         place = Place(group)
         try:
-            connection, answer = await self._answer(request, visitor, scope.get(INTERIM))
-            self._is_reached = True
+            site_answer = await self._answer(scope, visitor)
+            _, connection, answer = site_answer
             if isinstance(answer, h11.InformationalResponse):
                 await self._switch(connection, answer, visitor, scope[TUNNEL])
                 return
@@ -265,7 +355,7 @@ class Upstream:
             elif is_endless and not await place.move(then):
                 connection.close()
                 raise SiteFull
-            await self._stream(connection, answer, visitor, send)
+            await self._stream(site_answer, scope, visitor, send, place)
         finally:
             place.leave()
         await send({"type": "http.response.body", "body": b""})
@@ -283,83 +373,171 @@ class Upstream:
         client.open(answer.status_code, (*end_to_end(raw), *SWITCH))
         await joined(client, connection)
 
-    async def _answer(
-        self, request: h11.Request, visitor: Visitor, tell: Tell | None
+    async def _answer(self, scope: Scope, visitor: Visitor) -> SiteAnswer:
+        """The answer of the first address that gives one.
+
+        Without a connection nothing was sent, so any request goes on to the next address. If the
+        connection breaks afterwards, only a safe request does, and only once: it may be what the
+        site broke by. A site that takes too long is not asked again elsewhere.
+        """
+        has_another_try = visitor.may_repeat(scope["method"])
+        addresses = self.addresses.in_turn(monotonic())
+        for address in addresses:
+            is_last = address is addresses[-1]
+            request = self._request(scope, address)
+            try:
+                connection, answer = await self._ask(address, request, visitor, scope.get(INTERIM))
+            except (NoConnection, ConnectTimeout) as exc:
+                address.health.note_no_connection(monotonic())
+                self._note(address, exc, scope)
+                if is_last:
+                    raise
+            except SiteBroken as exc:
+                self._note(address, exc, scope)
+                if is_last or not has_another_try:
+                    raise
+                has_another_try = False
+            else:
+                address.is_reached = True
+                address.health.note_answer()
+                return SiteAnswer(address, connection, answer)
+        raise AssertionError("the last address returns or raises")
+
+    async def _ask(
+        self, address: SiteAddress, request: h11.Request, visitor: Visitor, tell: Tell | None
     ) -> tuple[SiteConnection, h11.Response | h11.InformationalResponse]:
         """If a kept connection turns out to be closed, a safe request is sent once more."""
-        is_safe = request.method in {b"GET", b"HEAD"} and visitor.upload() is None
+        is_safe = visitor.may_repeat(request.method.decode("ascii"))
+        pool = address.pool
         for is_last in (False, True):
-            connection = await self._pool.take(is_new=is_last)
+            connection = await pool.take(is_new=is_last)
             visitor.attach(connection)
             try:
                 return connection, await connection.ask(request, visitor.upload(), tell)
             except BaseException as exc:
                 visitor.attach(None)
-                self._pool.give(connection)
+                pool.give(connection)
                 if visitor.is_gone:
                     raise Left from exc
                 if not isinstance(exc, SiteBroken) or is_last or connection.is_new or not is_safe:
                     raise
         raise AssertionError("the second try returns or raises")
 
-    def _note(self, error: SiteBroken, scope: Scope) -> None:
+    def _note(self, address: SiteAddress, error: Exception, scope: Scope) -> None:
         """Log once, not for each request."""
-        if self._is_reached:
+        if address.is_reached:
             what = f"{scope['method']} {shown_path(scope)}"
-            logger.warning("%s: cannot be reached: %s (%s)", self._base, error, what)
-        self._is_reached = False
+            logger.warning("%s: cannot be reached: %s (%s)", address.text, error, what)
+        address.is_reached = False
 
-    def _request(self, scope: Scope) -> h11.Request:
+    def _request(self, scope: Scope, address: SiteAddress) -> h11.Request:
         raw: Raw = tuple(scope["headers"])
-        host = b"".join(values(raw, b"host")[:1]) if self._keep_host else b""
+        visited = visited_host(raw)
+        host = visited if self._keep_host else b""
         passed_on = [(name, value) for name, value in end_to_end(raw) if name not in OURS]
         own = [(b"via", _via(raw)), (b"x-forwarded-proto", scope["scheme"].encode("ascii"))]
-        if host:  # only where it is in the key of what is asked for
-            own.append((b"x-forwarded-host", host))
+        if visited:
+            own.append((b"x-forwarded-host", visited))
         if scope["type"] == TUNNEL:
             own += SWITCH
         return h11.Request(
             method=scope["method"],
-            target=target_of(scope),
-            headers=[(b"host", host or self._base.netloc), *passed_on, *_framing(scope), *own],
+            target=address.target(target_of(scope)),
+            headers=[(b"host", host or address.host), *passed_on, *_framing(scope), *own],
         )
 
     async def _stream(
-        self, connection: SiteConnection, answer: h11.Response, visitor: Visitor, send: Send
+        self, site_answer: SiteAnswer, scope: Scope, visitor: Visitor, send: Send, place: Place
     ) -> None:
+        """The connection is free as soon as the response has come, however slow the visitor is."""
+        address, connection, answer = site_answer
         raw: Raw = tuple((bytes(name), bytes(value)) for name, value in answer.headers)
         # RFC 9112 §6.3: chunked wins, and what else comes on such a connection is not trusted.
         is_framed_twice = {b"content-length", b"transfer-encoding"} <= {name for name, _ in raw}
         dropped = {b"via", b"content-length"} if is_framed_twice else {b"via"}
-        headers = [self._relative(field) for field in end_to_end(raw) if field[0] not in dropped]
+        host = visited_host(tuple(scope["headers"]))
+        headers = [
+            address.as_visited(field, host) for field in end_to_end(raw) if field[0] not in dropped
+        ]
         if not values(raw, b"date"):
             headers.append((b"date", http_date_text(self._clock())))
         headers.append((b"via", _via(raw)))
+        reading: asyncio.Future[None] | None = None
+        spool: Spool | None = None
         try:
             visitor.watch()
             start = {"type": "http.response.start", "status": answer.status_code}
             await send({**start, "headers": headers})
-            limit = None if is_event_stream(raw) else self._timeout
-            async for part in connection.parts(limit):
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            if is_framed_twice:
-                connection.close()
+            if is_event_stream(raw) or _is_short(raw):
+                limit = None if is_event_stream(raw) else self._timeout
+                async for part in connection.parts(limit):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                if is_framed_twice:
+                    connection.close()
+            else:
+                spool = Spool(self.spool_room)
+                reading = asyncio.ensure_future(
+                    self._read_into(spool, site_answer, visitor, place, is_last=is_framed_twice)
+                )
+                while part := await spool.next():
+                    if visitor.is_gone:
+                        raise Left
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
         except (SiteBroken, TimeoutError) as exc:
             if visitor.is_gone:
                 raise Left from exc
             why = exc if isinstance(exc, SiteBroken) else f"no byte came for {self._timeout:g} s"
-            raise ConnectionError(f"{self._base}: broke off its answer: {why}") from exc
+            raise ConnectionError(f"{address.text}: broke off its answer: {why}") from exc
         finally:
             visitor.end()
-            self._pool.give(connection)
+            if reading is None:
+                address.pool.give(connection)
+            else:
+                reading.cancel()  # it gives the connection back
+                await asyncio.wait([reading])
+            if spool is not None:
+                spool.close()
 
-    def _relative(self, field: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-        """If the site receives its own name, make its links to itself relative."""
-        name, value = field
-        is_link = name in {b"location", b"content-location"} and not self._keep_host
-        if is_link and value.startswith(self._origin + b"/"):
-            return name, value.removeprefix(self._origin)
-        return field
+    async def _read_into(
+        self,
+        spool: Spool,
+        site_answer: SiteAnswer,
+        visitor: Visitor,
+        place: Place,
+        *,
+        is_last: bool,
+    ) -> None:
+        """Read a response as fast as the site sends it; `is_last`: of this connection."""
+        address, connection, _ = site_answer
+        error: Exception | None = None
+        try:
+            async for part in connection.parts(self._timeout):
+                await spool.add(part)
+            if is_last:
+                connection.close()
+        except (SiteBroken, TimeoutError) as exc:
+            error = exc
+        finally:
+            visitor.attach(None)
+            address.pool.give(connection)
+            place.leave()
+        spool.end(error)
+
+
+def visited_host(headers: Raw) -> bytes:
+    """The Host that the visitor asked, which is in the key of what is asked for."""
+    return b"".join(values(headers, b"host")[:1])
+
+
+def _is_short(raw: Raw) -> bool:
+    """True if the response fits into the buffers of its connections."""
+    lengths = values(raw, b"content-length")
+    return (
+        len(lengths) == 1
+        and lengths[0].isdigit()
+        and len(lengths[0]) <= len(str(SMALL))
+        and (int(lengths[0]) <= SMALL)
+    )
 
 
 def _framing(scope: Scope) -> list[tuple[bytes, bytes]]:

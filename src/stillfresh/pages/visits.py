@@ -1,9 +1,28 @@
 """From a visit to the page that it is served: drives the HTTP rules.
 
-It also learns from the app's answers to single visitors whether the next answer can be shared.
+`Visits.find` answers one question: what is this visitor served? There are four answers (`Served`):
+
+- a `FoundPage`: a stored page, or one that was loaded just now and could be shared;
+- an `AppAnswer`: the app's response to this very request, which cannot be shared;
+- an `Unavailable`: a response of the cache itself, such as a 504;
+- a `Reason`: the cache cannot help, and the app must answer.
+
+The way to the answer has three steps. *The variant* (`_variant`): the page under the URL's key says
+in its `Vary` which request fields choose another page. If this visitor's fields choose another one,
+the search goes on under the key of that variant. *The way to ask*: on a route with a duration the
+app is asked by the page's key alone (`_find_by_key`), elsewhere by the visitor's own request
+(`_find_as_asked`). Both look at the stored page first. *The load*: `PageCache.ask` waits for a load
+of this key, or begins one; `_read` turns what came of it into one of the four answers.
+
+One case takes no lease: a page that is never fresh (`max-age=0` with an `ETag`) is validated for
+each visitor, and storing it again each time would be of no use (`_ask_without_lease`).
+
+It also learns from the app's answers to single visitors whether the next answer can be shared
+(`hear`): a page that was private once is not waited for by the next visitors.
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -14,9 +33,10 @@ from stillfresh.bounded import BoundedDict
 from stillfresh.engine import Answer, Private
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
-from stillfresh.http.fields import Raw
+from stillfresh.http.fields import Raw, values
+from stillfresh.http.sharing import Reason, is_failure, selected
 from stillfresh.pages import sharing
-from stillfresh.pages.answers import AppAnswer
+from stillfresh.pages.answers import AppAnswer, Handover
 from stillfresh.pages.clients import Heard, NamePlaces, unfit_to_fill
 from stillfresh.pages.facetheory import SiteStore
 from stillfresh.pages.model import (
@@ -27,7 +47,6 @@ from stillfresh.pages.model import (
     PageCaller,
     PageFailed,
     PageKey,
-    Reason,
     Render,
     Rendered,
     Scope,
@@ -39,14 +58,7 @@ from stillfresh.pages.page_cache import PageCache
 from stillfresh.pages.parts import covers, is_one, unfit_to_add
 from stillfresh.pages.render import AppRequest, Renderer, given_to, is_ones_own
 from stillfresh.pages.routes import MOST_KEY, Visit, key_of_variant
-from stillfresh.pages.sharing import (
-    Allowed,
-    allows_authorized,
-    is_for,
-    is_good_for,
-    is_of,
-    selected,
-)
+from stillfresh.pages.sharing import Allowed, allows_authorized, is_for, is_good_for, is_of
 from stillfresh.pages.stored import found_page, notice, passed_on, told
 from stillfresh.stores.contract import Mark
 
@@ -56,6 +68,9 @@ STORE_AGAIN: Final = 30.0
 """Seconds before a page that is never fresh is stored again."""
 ASKED_AT_ONCE: Final = 10
 """Visitors of one page that is never fresh for which the site is asked at the same time."""
+TOO_BIG_FOR: Final = 600.0
+"""Seconds for which a page that was too big is not loaded whole for a range."""
+OK: Final = 200
 ROUNDS: Final = 3
 """Loads that a visit waits for: each may turn out to be another variant."""
 Served: TypeAlias = FoundPage | Unavailable | AppAnswer | Reason
@@ -87,13 +102,15 @@ class Visits:
         """Requests under way that take no lease, by page."""
         self._due: BoundedDict[str, None] = BoundedDict(KNOWN_KEYS)
         """Pages that were never fresh, and are now."""
+        self._too_big: BoundedDict[str, float] = BoundedDict(KNOWN_KEYS)
+        """Pages that were too big to be stored for a visitor of a range, and since when."""
         self.places = NamePlaces(max_variants, max_queries, most=KNOWN_KEYS)
 
     async def find(self, visit: Visit, scope: Scope, state: Mapping[str, Any]) -> Served:
         if visit.wish.no_store or visit.wish.only_if_cached:
             return await self._only_stored(visit)
         if self._site_store.is_ours:
-            return await self._variant(visit, self._fresh_or_sites)
+            return await self._variant(visit, self._find_fresh)
         return await self._stored_or_asked(visit, scope, state)
 
     async def _stored_or_asked(
@@ -101,60 +118,96 @@ class Visits:
     ) -> Served:
         if not self.places.has_query(visit.host, visit.path, visit.query, self._pages.clock()):
             return Reason.FULL
-        if is_as_asked := visit.is_as_asked:
-            found = await self._variant(visit, partial(self._as_asked, scope))
-            if found is Reason.RANGE and not visit.is_head and is_one(visit.headers):
-                found = await self._variant(visit.part(), partial(self._as_asked, scope))
-                if isinstance(found, FoundPage) and not covers(found.stored, visit.headers):
-                    return Reason.RANGE  # another visitor's range was loaded
+        if visit.is_as_asked:
+            served = await self._variant(visit, partial(self._find_as_asked, scope))
+            if served is Reason.RANGE and not visit.is_head and is_one(visit.headers):
+                served = await self._part_or_whole(visit, scope)
         elif await self._is_the_apps(visit):
             return Reason.PRIVATE
         else:
-            found = await self._variant(visit, partial(self._by_key, state))
-        if not visit.is_authorized or (is_as_asked and not isinstance(found, FoundPage)):
-            return found
-        is_for_all = isinstance(found, FoundPage) and allows_authorized(found.stored.head)
-        return found if is_for_all else Reason.AUTHORIZATION
+            served = await self._variant(visit, partial(self._find_by_key, state))
+        if not visit.is_authorized:
+            return served
+        if visit.is_as_asked and not isinstance(served, FoundPage):
+            return served  # no page, or the answer to the visitor's own request
+        is_for_all = isinstance(served, FoundPage) and allows_authorized(served.stored.head)
+        return served if is_for_all else Reason.AUTHORIZATION
+
+    async def _part_or_whole(self, visit: Visit, scope: Scope) -> Served:
+        """One range of a page that is not stored whole.
+
+        With `If-Range`, a 206 may leave out header fields (RFC 9110 §15.3.7), so it is of no use
+        for others. Then the whole page is loaded, and the range is cut from it.
+        """
+        served = await self._variant(visit.part(), partial(self._find_as_asked, scope))
+        if isinstance(served, FoundPage) and not covers(served.stored, visit.headers):
+            return Reason.RANGE  # another visitor's range was loaded
+        if served is not Reason.RANGE or not values(visit.headers, b"if-range"):
+            return served
+        return await self._whole(visit, scope)
+
+    async def _whole(self, visit: Visit, scope: Scope) -> Served:
+        """Load the whole page for a visitor that asks for a range with `If-Range`.
+
+        If the page cannot be stored, the visitor's own request is sent in its place: a client that
+        resumes a large download must not get all of it again. Of a page that is too big this is
+        remembered for a while; of others, `Heard` knows it.
+        """
+        now = self._pages.clock()
+        too_big_since = self._too_big.get(visit.id, -math.inf)
+        if 0 <= now - too_big_since < TOO_BIG_FOR:
+            return Reason.RANGE
+        served = await self._variant(visit.filling(), partial(self._find_as_asked, scope))
+        if not isinstance(served, AppAnswer) or served.status != OK:
+            return served
+        served.abandon()
+        if served.reason is Reason.SIZE:
+            self._too_big.note(visit.id, now)
+        return served.reason
 
     async def _variant(self, visit: Visit, way: Way) -> Served:
         """RFC 9111 §4.1: the page under the key, if it fits this visitor, or its own variant."""
-        base = key = self._key(visit, visit.id)
+        base_key = self._key(visit, visit.id)
+        key = base_key
         # If others read the store, the page's own key has the uncompressed page.
-        asked, chosen = visit.unencoded() if self._pages.is_shared else visit, dict[str, str]()
+        visit_to_app = visit.unencoded() if self._pages.is_shared else visit
+        chosen: dict[str, str] = {}
         for _ in range(ROUNDS):
-            found = await way(asked, key, chosen)
-            if not isinstance(found, FoundPage):
-                return found
+            served = await way(visit_to_app, key, chosen)
+            if not isinstance(served, FoundPage):
+                return served
             # One request for a visit; the next visit asks for the encoded form.
-            given = asked if found.is_new else visit
-            if is_of(found.stored, given.headers, visit.carried):
-                return found if key is base else replace(found, keys=(base, key))
-            vary = found.stored.head.vary
-            if (found_by := selected(vary, visit.headers, visit.carried)) is None:
+            compared = visit_to_app if served.is_new else visit
+            if is_of(served.stored, compared.headers, visit.carried):
+                return served if key is base_key else replace(served, keys=(base_key, key))
+            vary = served.stored.head.vary
+            choosing = selected(vary, visit.headers, visit.carried)
+            if choosing is None:
                 return Reason.VARY
-            named = {f"vary {name}": found_by.get(name, "") for name in vary}
-            if len(id_ := key_of_variant(visit.id, named)) > MOST_KEY:
+            named = {f"vary {name}": choosing.get(name, "") for name in vary}
+            id_ = key_of_variant(visit.id, named)
+            if len(id_) > MOST_KEY:
                 return Reason.HEADERS
-            asked, key, chosen = visit, self._key(visit, id_), {**found_by}
-            if not self.places.has_variant(base.id, key.id, self._pages.clock()):
+            if not self.places.has_variant(base_key.id, id_, self._pages.clock()):
                 return Reason.FULL
+            visit_to_app = visit
+            key = self._key(visit, id_)
+            chosen = {**choosing}
         return Reason.VARY
 
     def _key(self, visit: Visit, id_: str) -> PageKey:
         of = None if id_ == visit.url else visit.url
         return self._pages.key(id_, visit.path, visit.route.tags, query=visit.query, of=of)
 
-    async def _by_key(
+    async def _find_by_key(
         self, state: Mapping[str, Any], visit: Visit, key: PageKey, chosen: Mapping[str, str]
     ) -> Served:
         """The app gets the key, and nothing of the visitor."""
-        if (
-            visit.wish.max_stale
-            and (kept := await self._pages.resource.get_stored(key)) is not None
-        ):
-            is_over = kept.found and kept.verdict is Verdict.EXPIRED
-            if is_over and self._is_good(visit, kept):
-                return self._hit(key, kept)
+        if visit.wish.max_stale:
+            answer = await self._pages.resource.get_stored(key)
+            is_over = answer is not None and answer.found and answer.verdict is Verdict.EXPIRED
+            if answer is not None and is_over and self._is_good(visit, answer):
+                return self._hit(key, answer)
         base = {**state, "client": None}
 
         async def render(old: StoredPage | None, offer: Offer) -> Rendered:
@@ -176,82 +229,91 @@ class Visits:
         """
         if self._heard.is_private(visit.id) is not False:
             return False
-        kept = await self._pages.resource.get_stored(key)
-        return kept is None or not kept.found
+        answer = await self._pages.resource.get_stored(key)
+        return answer is None or not answer.found
 
     async def _render(
-        self, key: PageKey, asking: AppRequest, old: StoredPage | None, kept: StoredPage | None
+        self, key: PageKey, asking: AppRequest, old: StoredPage | None, stored: StoredPage | None
     ) -> Rendered:
-        """`old`: what the site compares with; `kept`: what the store has."""
+        """`old`: what the site compares with; `stored`: what the store has."""
         began = self._pages.clock()
         rendered = await self._renderer.render(asking, old)
         if self._pages.is_shared:
-            self._site_store.rendered(key.id, rendered, kept, began)
+            self._site_store.rendered(key.id, rendered, stored, began)
         return rendered
 
-    async def _as_asked(
+    async def _find_as_asked(
         self, scope: Scope, visit: Visit, key: PageKey, _: Mapping[str, str]
     ) -> Served:
         """The stored page, if it is good enough, else the answer to this request itself."""
-        kept = await self._kept(visit, key)
+        answer = await self._read_stored(visit, key)
         unfit = (unfit_to_add if visit.is_part else unfit_to_fill)(visit.headers)
-        if kept is not None and kept.found:
-            return await self._kept_or_asked(visit, scope, key, kept, unfit)
+        if visit.is_filling and unfit is Reason.RANGE:
+            unfit = None
+        if answer is not None and answer.found:
+            return await self._serve_or_ask(visit, scope, key, answer, unfit)
         if self._heard.is_private(self._mark(visit)):
             return Reason.PRIVATE
         if unfit is not None:
             return unfit
-        return await self._asked(visit, scope, key, anew=kept is not None)
+        return await self._ask(visit, scope, key, anew=answer is not None)
 
-    async def _kept_or_asked(
+    async def _serve_or_ask(
         self,
         visit: Visit,
         scope: Scope,
         key: PageKey,
-        kept: Answer[StoredPage],
+        answer: Answer[StoredPage],
         unfit: Reason | None,
     ) -> Served:
-        """`unfit`: why this request must not fill the cache."""
-        head = kept.value.head
-        if not is_of(kept.value, visit.headers, visit.carried):
-            return self._hit(key, kept)
+        """The stored page, if this visitor may have it and accepts its age.
+
+        `unfit`: why this request must not fill the cache.
+        """
+        head = answer.value.head
+        if not is_of(answer.value, visit.headers, visit.carried):
+            return self._hit(key, answer)  # `_variant` goes on to the right one
         if visit.is_authorized and not allows_authorized(head):
             return Reason.AUTHORIZATION
         may_ask = unfit in {None, Reason.RANGE}
-        is_good = self._is_good(visit, kept)
-        if visit.is_part and not covers(kept.value, visit.headers):
-            return unfit or await self._asked(visit, scope, key, anew=True)
-        if is_good and not (kept.verdict is Verdict.STALE and may_ask):
-            return self._hit(key, kept)
+        is_good = self._is_good(visit, answer)
+        if visit.is_part and not covers(answer.value, visit.headers):
+            return unfit or await self._ask(visit, scope, key, anew=True)
+        if is_good and not (answer.verdict is Verdict.STALE and may_ask):
+            return self._hit(key, answer)
         why = is_for(head, visit.carried) if may_ask else unfit
         if not is_good and why is not None:
             return why
-        found: Served | None = None
-        if not is_good and not visit.is_part and self._is_not_due(key, kept):
-            found = await self._asked_only(visit, scope, key, kept.value)
-        return found or await self._asked(visit, scope, key, is_behind=is_good)
+        if not is_good and not visit.is_part and self._is_not_due(key, answer):
+            served = await self._ask_without_lease(visit, scope, key, answer.value)
+            if served is not None:
+                return served
+        return await self._ask(visit, scope, key, is_behind=is_good)
 
-    def _is_good(self, visit: Visit, kept: Answer[StoredPage]) -> bool:
+    def _is_good(self, visit: Visit, answer: Answer[StoredPage]) -> bool:
         """Is the copy that was just read good enough for this request?
 
-        `max-stale` accepts an old copy, and no copy that was invalidated.
+        `max-stale` accepts an old copy, and no copy that was invalidated. A visitor with a token
+        accepts none either, not even while it is refreshed: it may be from before the change.
         """
-        if kept.verdict is Verdict.EXPIRED and kept.mark is not Mark.NONE:
+        if visit.token and answer.mark is not Mark.NONE:
             return False
-        return is_good_for(kept, visit.wish, self._pages.clock())
+        if answer.verdict is Verdict.EXPIRED and answer.mark is not Mark.NONE:
+            return False
+        return is_good_for(answer, visit.wish, self._pages.clock())
 
-    def _is_not_due(self, key: PageKey, kept: Answer[StoredPage]) -> bool:
+    def _is_not_due(self, key: PageKey, answer: Answer[StoredPage]) -> bool:
         """A page that is never fresh is not stored for each visit. An old failure may cool.
 
         It is due if a later response was fresh, and while many visitors ask: loads are shared.
         """
-        is_young = self._pages.clock() - kept.fetched_at < STORE_AGAIN
-        if not is_young or kept.error is not None or key.id in self._due:
+        is_young = self._pages.clock() - answer.fetched_at < STORE_AGAIN
+        if not is_young or answer.error is not None or key.id in self._due:
             return False
         is_crowded = self._asked_alone[key.id] >= ASKED_AT_ONCE
-        return not is_crowded and sharing.is_never_fresh(kept.value.head)
+        return not is_crowded and sharing.is_never_fresh(answer.value.head)
 
-    async def _asked_only(
+    async def _ask_without_lease(
         self, visit: Visit, scope: Scope, key: PageKey, old: StoredPage
     ) -> Served | None:
         """Ask the site about a page that is never fresh. It takes no lease and stores nothing.
@@ -260,40 +322,52 @@ class Visits:
         invalidated meanwhile. None if the site fails or takes too long: a load asks it once more,
         with a lease, and decides what that means for the page.
         """
-        handover: asyncio.Future[AppAnswer] = asyncio.Future()
-        asking = AppRequest(
+        handover = Handover()
+        asking = self._app_request(visit, scope, handover)
+        rendering = asyncio.ensure_future(self._renderer.render(asking, old))
+        self._asked_alone[key.id] += 1
+        try:
+            await asyncio.wait([rendering], timeout=self._pages.render_timeout)
+        except asyncio.CancelledError:
+            rendering.cancel()
+            handover.leave()
+            raise
+        finally:
+            self._asked_alone -= Counter([key.id])
+        if not rendering.done():
+            rendering.cancel()
+            handover.leave()
+            return None
+        own_answer = handover.take()
+        if own_answer is not None:
+            return own_answer
+        return (
+            self._judge_unleased(key, rendering.result()) if rendering.exception() is None else None
+        )
+
+    def _app_request(
+        self, visit: Visit, scope: Scope, handover: Handover, offer: Offer | None = None
+    ) -> AppRequest:
+        """The visitor's own request to the app."""
+        return AppRequest(
             visit,
             scope,
             self._terms(visit),
             request=visit.headers,
             credentials=self._credentials,
             handover=handover,
+            offer=offer,
             allowed=self._allowed,
         )
-        rendering = asyncio.ensure_future(self._renderer.render(asking, old))
-        self._asked_alone[key.id] += 1
-        try:
-            await asyncio.wait([rendering], timeout=self._pages.render_timeout)
-        except asyncio.CancelledError:
-            _abandon(rendering, handover)
-            raise
-        finally:
-            self._asked_alone -= Counter([key.id])
-        if not rendering.done():
-            _abandon(rendering, handover)
-            return None
-        if handover.done():
-            return handover.result()
-        return self._judged(key, rendering.result()) if rendering.exception() is None else None
 
-    def _judged(self, key: PageKey, rendered: Rendered) -> Served | None:
+    def _judge_unleased(self, key: PageKey, rendered: Rendered) -> Served | None:
         """The response to a request that took no lease; None if it is a failure."""
         page = rendered.page
         if page is None:
             return rendered.reason or Reason.PRIVATE
         if rendered.reason is Reason.SITE_COPY:  # a load would get the same old page
             return self._passed_on(rendered, page, "stale")
-        if rendered.reason is not None or sharing.is_failure(page.head.status):
+        if rendered.reason is not None or is_failure(page.head.status):
             return None
         reason = Reason.NO_FRESHNESS
         if not sharing.is_never_fresh(page.head):
@@ -308,7 +382,7 @@ class Visits:
         """The next visit loads the page, because it is fresh for some time by now."""
         self._due.note(key.id, None)
 
-    async def _kept(self, visit: Visit, key: PageKey) -> Answer[StoredPage] | None:
+    async def _read_stored(self, visit: Visit, key: PageKey) -> Answer[StoredPage] | None:
         """The stored page, however old; counted as a read if it can be served as it is."""
         known = None if visit.is_authorized else self._pages.known(key)
         if known is not None:
@@ -320,7 +394,7 @@ class Visits:
             self._pages.resource.count_read(key, answer)
         return answer
 
-    async def _asked(
+    async def _ask(
         self,
         visit: Visit,
         scope: Scope,
@@ -334,32 +408,32 @@ class Visits:
         `is_behind`: the visitor gets the stored page, and nobody waits for the answer.
         """
         self._due.pop(key.id, None)
-        own, credentials, going = self._terms(visit), self._credentials, None
-        handover: asyncio.Future[AppAnswer] = asyncio.Future()
+        handover = Handover()
 
-        async def render(old: StoredPage | None, offer: Offer) -> Rendered:
-            kept = old
-            asking = AppRequest(
-                visit, scope, own, {}, visit.headers, credentials, handover, offer, self._allowed
-            )
+        async def render(stored: StoredPage | None, offer: Offer) -> Rendered:
+            old = stored
+            asking = self._app_request(visit, scope, handover, offer)
             if old is not None and is_for(old.head, visit.carried) is not None:
                 if is_behind:  # the page is rendered without credentials
-                    request = tuple(it for it in visit.headers if it[0] not in visit.carried)
+                    request = tuple(
+                        field for field in visit.headers if field[0] not in visit.carried
+                    )
                     asking = replace(asking, request=request, handover=None)
                 else:
                     old = None  # the visitor's own answer says nothing about it
             if old is not None and not is_of(old, asking.request):
                 old = None  # of another variant, which was under this key before
-            return await self._render(key, asking, old, kept)
+            return await self._render(key, asking, old, stored)
 
+        own_answer: AppAnswer | None = None
         try:
-            found = await self._read(visit, key, render, anew=anew)
-            if handover.done() and not isinstance(found, FoundPage):
-                going = handover.result()
+            served = await self._read(visit, key, render, anew=anew)
+            if not isinstance(served, FoundPage):
+                own_answer = handover.take()
         finally:
-            if not handover.cancel() and going is None:
-                handover.result().abandon()
-        return going or found
+            if own_answer is None:
+                handover.leave()
+        return own_answer or served
 
     async def _is_the_apps(self, visit: Visit) -> bool:
         """No answer has called it shareable yet, and this request is personal: pass it to the app.
@@ -367,6 +441,8 @@ class Visits:
         So nothing is requested twice, for example a link that works only once.
         """
         key = PageKey(visit.id)
+        if visit.token and self._heard.is_private(key.id):
+            return True  # there is no page to wait for, and loads would be waited for in turn
         if self._is_for_many(visit, key):
             return False
         is_private = self._heard.is_private(key.id)
@@ -376,17 +452,17 @@ class Visits:
 
     def _is_for_many(self, visit: Visit, key: PageKey) -> bool:
         """By its route, or because it was shared before."""
-        is_kept = visit.route.revalidate is not None or self._pages.old(key) is not None
-        return is_kept and not visit.is_as_asked
+        is_shared = visit.route.revalidate is not None or self._pages.old(key) is not None
+        return is_shared and not visit.is_as_asked
 
     async def _only_stored(self, visit: Visit) -> Served:
         """RFC 9111 §5.2.1.5, §5.2.1.7: the stored page, if it may be served; nothing is stored."""
-        found = await self._variant(visit, self._stored)
-        if visit.wish.only_if_cached and not isinstance(found, FoundPage):
+        served = await self._variant(visit, self._find_stored)
+        if visit.wish.only_if_cached and not isinstance(served, FoundPage):
             return Unavailable(notice(504, "Not in the cache.\n"), "fwd=request")
-        return found
+        return served
 
-    async def _fresh_or_sites(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
+    async def _find_fresh(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
         """The site fills this store itself. A lease of ours would lock it out."""
         answer = await self._pages.resource.get_stored(key)
         if answer is None or not answer.found or answer.verdict is not Verdict.FRESH:
@@ -397,7 +473,7 @@ class Visits:
             return Reason.SAME_STORE
         return self._hit(key, answer)
 
-    async def _stored(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
+    async def _find_stored(self, visit: Visit, key: PageKey, _: Mapping[str, str]) -> Served:
         answer = await self._pages.resource.get_stored(key)
         if answer is None or not answer.found:
             return Reason.NO_STORE
@@ -438,7 +514,9 @@ class Visits:
                 if visit.is_part and before == "request":
                     before = "partial"
                 hit = self._hit(key, answer, before)
-                return hit if (it := read.growing) is None else it.lost or replace(hit, read=read)
+                if read.growing is None:
+                    return hit
+                return read.growing.lost or replace(hit, read=read)
             case _:
                 return Reason.PRIVATE
 
@@ -512,10 +590,3 @@ class Visits:
         """The times by the route's duration."""
         revalidate = visit.route.revalidate
         return None if revalidate is None else self._pages.terms(revalidate)
-
-
-def _abandon(rendering: "asyncio.Future[Rendered]", handover: "asyncio.Future[AppAnswer]") -> None:
-    """Nobody waits for this answer of the site any more."""
-    rendering.cancel()
-    if not handover.cancel():
-        handover.result().abandon()
