@@ -3,6 +3,12 @@
 `gateway(...)` is an ASGI app to run or to mount; `stillfresh serve` runs one from a TOML file. Both
 need `stillfresh[web]`. What is shown here is imported when it is first used, because
 `stillfresh.gateway.live` works without that extra.
+
+The way of a request: `server/protocol.py` receives its bytes, and answers from memory if an equal
+request was answered before (`server/hits.py`). Otherwise `app.py` chooses by the path
+(`own_paths.py`): the site's pages (`sources.py` puts them together from `stillfresh.pages`), reads
+of kinds (`rest.py`), live updates (`live`), or the dashboard (`dashboard.py`). `serving.py` starts
+all of it from the settings that `config.py` reads.
 """
 
 from typing import TYPE_CHECKING

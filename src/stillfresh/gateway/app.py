@@ -21,12 +21,13 @@ from stillfresh.clock import Clock
 from stillfresh.engine import Cache
 from stillfresh.engine.recordings import Recording
 from stillfresh.errors import ConfigError, StillfreshError
-from stillfresh.gateway.behind import Behind, NotStarted
+from stillfresh.gateway.app_behind import AppBehind, NotStarted
 from stillfresh.gateway.dashboard import Dashboard
 from stillfresh.gateway.guard import bearer, checked_hosts, checked_origins, is_called_rightly
 from stillfresh.gateway.live import Hub, Live
 from stillfresh.gateway.live.sign_in import Authenticate
 from stillfresh.gateway.openapi import Ready, openapi
+from stillfresh.gateway.own_paths import BELOW, DASHBOARD, LIVE, OwnPaths
 from stillfresh.gateway.replies import (
     Problem,
     file_reply,
@@ -38,13 +39,18 @@ from stillfresh.gateway.replies import (
 from stillfresh.gateway.response_counts import CountedResponse
 from stillfresh.gateway.rest import Rest
 from stillfresh.gateway.sources import Authority
+from stillfresh.http.own_writes import own_writes, token_in
 from stillfresh.pages import KIND as PAGE
 from stillfresh.pages import PageCache
 from stillfresh.systems.coordinator import Kind
 
-DASHBOARD: Final = "/_stillfresh"
-BELOW: Final = f"{DASHBOARD}/"
-LIVE: Final = "/v1/live"
+CLIENT_FILES: Final = (
+    "stillfresh.js",
+    "stillfresh.d.ts",
+    "stillfresh-waiting.js",
+    "stillfresh-waiting.d.ts",
+)
+"""What a page may import, and its types."""
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 OTHER_NAME: Final = "from this machine: localhost, 127.0.0.1, ::1, or what is in server.hosts"
 
@@ -67,6 +73,8 @@ class Gateway:
         hosts: The names, besides loopback's, under which this machine may ask. None: any name.
         token: The operator's token; without it the dashboard is for this machine only.
         max_connections: The most live connections.
+        own_prefix: A path such as `/_cache`, below which all paths of the gateway's own are. Every
+            other path is the site's.
         clock: Returns seconds since 1970.
     """
 
@@ -82,6 +90,7 @@ class Gateway:
         hosts: Iterable[str] | None = None,
         token: str | None = None,
         max_connections: int = 10_000,
+        own_prefix: str = "",
         clock: Clock = time.time,
     ) -> None:
         origins = checked_origins(origins)
@@ -98,9 +107,11 @@ class Gateway:
         """A source of changes: opened after the stores, closed before them."""
         self._opened = AsyncExitStack()
         self.recording: Recording | None = None
-        self._pages = Behind(pages) if pages is not None else None
+        self._pages = AppBehind(pages) if pages is not None else None
         self._hosts = checked_hosts(hosts)
-        self._has_v1 = bool(self.hub.kinds) or pages is None
+        if own_prefix and pages is None:
+            raise ConfigError("own_prefix: goes with pages: it leaves all other paths to the site")
+        has_v1 = bool(self.hub.kinds) or pages is None
         self.dashboard = Dashboard(
             cache,
             live=lambda: self.live.snapshot(),  # noqa: PLW0108 (made below)
@@ -119,16 +130,15 @@ class Gateway:
         of_reads = authenticate.remembered if isinstance(authenticate, Authority) else authenticate
         self._rest = Rest(self.hub, cache.clock, of_reads, origins).app
         routes = [
-            Route("/stillfresh.js", partial(file_reply, "stillfresh.js")),
-            Route("/stillfresh.d.ts", partial(file_reply, "stillfresh.d.ts")),
+            *(Route(f"/{name}", partial(file_reply, name)) for name in CLIENT_FILES),
             Route("/healthz", _healthz),
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
             Route(DASHBOARD, _to_dashboard),
         ]
-        if self._has_v1:
+        if has_v1:
             routes.append(Route("/openapi.json", self._openapi))
-        self._paths = frozenset(route.path for route in routes)
+        self._paths = OwnPaths(own_prefix, {route.path for route in routes}, has_v1=has_v1)
         self._own = problem_app(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,41 +149,50 @@ class Gateway:
         else:
             part, app, scope = self._route(scope)
             response = CountedResponse(self.dashboard.numbers.responses[part], scope, send)
+            if app is not self._pages:
+                app = self._with_own_writes(app)
             try:
                 await app(scope, receive, response.send)
             except Exception:
                 response.broke()
                 raise
 
+    def _with_own_writes(self, app: ASGIApp) -> ASGIApp:
+        """A client with a token reads nothing older; pages look at tokens by themselves."""
+
+        async def with_own_writes(scope: Scope, receive: Receive, send: Send) -> None:
+            with own_writes((self.cache,), token_in(tuple(scope["headers"]))) as writes:
+                await app(scope, receive, writes.given_with(send, scope))
+
+        return with_own_writes
+
     def _websocket(self, scope: Scope) -> ASGIApp:
         path = path_of(scope)
         if self._pages is not None and self.is_site(path):
             return self._pages
-        if path != LIVE:
+        if self._paths.inside(path) != LIVE:
             return WebSocketClose(4404, "not here")
         is_right = self._is_called_rightly(scope)
         return self.live if is_right else WebSocketClose(4403, "not under this name")
 
     def is_site(self, path: str) -> bool:
         """True if the path is not one of the gateway's own, and there is a site behind it."""
-        is_own = path in self._paths or path.startswith(BELOW) or path == LIVE
-        is_own = is_own or (path.startswith("/v1/") and self._has_v1)
-        return self._pages is not None and not is_own
+        return self._pages is not None and self._paths.belongs_to_site(path)
 
     def _route(self, scope: Scope) -> tuple[str, ASGIApp, Scope]:
         """Decide by the path alone, so that a page does not pay for matching our routes."""
         path = path_of(scope)
-        if path.startswith("/v1/") and self._has_v1:
+        if self._pages is not None and self._paths.belongs_to_site(path):
+            return "pages", self._pages, scope
+        inside = self._paths.inside(path) or path
+        below = rooted(scope, inside, self._paths.prefix)
+        if self._paths.is_v1(inside):
             is_right = self._is_called_rightly(scope)
-            app = self._rest if is_right else problem_reply(_misnamed())
-            return "kinds", app, rooted(scope, path)
-        if path.startswith(BELOW):
-            below = rooted(scope, path)
+            return "kinds", self._rest if is_right else problem_reply(_misnamed()), below
+        if inside.startswith(BELOW):
             root = below.get("root_path", "") + DASHBOARD
             return "own", self.dashboard, {**below, "root_path": root}
-        if path in self._paths or self._pages is None:
-            return "own", self._own, rooted(scope, path)
-        return "pages", self._pages, scope
+        return "own", self._own, below
 
     async def open(self) -> None:
         """Open the stores. If one cannot be opened, this raises, and reads try again."""
@@ -303,9 +322,12 @@ def path_of(scope: Scope) -> str:
     return (path.removeprefix(root) if is_below else path) or "/"
 
 
-def rooted(scope: Scope, path: str) -> Scope:
-    """As Starlette's routes expect it: the path begins with the prefix, without a final slash."""
-    if not scope.get("root_path"):
+def rooted(scope: Scope, path: str, prefix: str) -> Scope:
+    """As Starlette's routes expect it: the path begins with the prefix, without a final slash.
+
+    `prefix`: that of our own paths, behind the one under which the gateway is mounted.
+    """
+    if not (scope.get("root_path") or prefix):
         return scope
-    root = scope["root_path"].rstrip("/")
+    root = scope.get("root_path", "").rstrip("/") + prefix
     return {**scope, "root_path": root, "path": root + path}

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from stillfresh.engine import CALLS, Objectives, check_declared
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 from stillfresh.gateway import setting_readers as readers
@@ -16,9 +17,23 @@ from stillfresh.gateway.environment import by_name, variables_in
 from stillfresh.gateway.guard import checked_token
 from stillfresh.gateway.setting_readers import collect_mistakes, key, name_key, read_table, unknown
 from stillfresh.pages import KIND as PAGE
-from stillfresh.pages import MAX_BODY
-from stillfresh.pages.routes import CREDENTIALS, Forward, Route
-from stillfresh.pages.upstream import CONNECTIONS, MAX_STREAMS, MIN_UPLOAD_RATE, POOL_WAIT
+from stillfresh.pages import MAX_BODY, MAX_ENTRIES
+from stillfresh.pages.routes import (
+    CREDENTIALS,
+    Forward,
+    Route,
+    Routes,
+    check_token_routes,
+    checked_credentials,
+)
+from stillfresh.pages.upstream import (
+    CONNECTIONS,
+    HEALTH_EVERY,
+    MAX_SPILL,
+    MAX_STREAMS,
+    MIN_UPLOAD_RATE,
+    POOL_WAIT,
+)
 from stillfresh.stores import for_tenant, store_for
 
 TOKEN: Final = "STILLFRESH_TOKEN"  # noqa: S105 (its name)
@@ -51,7 +66,7 @@ class StoreSettings:
 class PagesSettings:
     """`[pages]`: a site whose pages are cached."""
 
-    upstream: str = key(readers.upstream)
+    upstream: tuple[str, ...] = key(readers.upstreams)
     routes: Mapping[str, Route] = key(readers.routes, {})
     query: tuple[str, ...] | None = key(readers.texts, None)
     site_hosts: tuple[str, ...] = key(readers.hosts, ())
@@ -66,7 +81,7 @@ class PagesSettings:
     absent_for: float = key(readers.duration, 10.0)
     max_streams: int = key(readers.whole(1, 1_000_000), MAX_STREAMS)
     heuristic: bool = key(readers.flag, default=False)
-    cdn_override: bool = key(readers.flag, default=False)
+    cdn_override: bool = key(readers.flag, default=True)
     expose_tags: bool = key(readers.flag, default=False)
     purge_from: tuple[str, ...] = key(readers.networks, ())
     objective: str | None = key(readers.objective, None)
@@ -74,6 +89,15 @@ class PagesSettings:
     site_connections: int = key(readers.whole(1, 100_000), CONNECTIONS)
     pool_wait: float = key(readers.duration, POOL_WAIT)
     min_upload_rate: int = key(readers.whole(0, 1_000_000), MIN_UPLOAD_RATE)
+    max_spill: int = key(readers.whole(0, 2**40), MAX_SPILL)
+    max_entries: int = key(readers.whole(1, 10_000_000), MAX_ENTRIES)
+    max_bytes: int = key(readers.whole(1, 2**40), 256 * 1024 * 1024)
+    ignore_cookies: tuple[str, ...] = key(readers.cookies, ())
+    host: str | None = key(readers.one_of("visitor", "site"), None)
+    own_prefix: str = key(readers.own_prefix, "")
+    site_ca: str | None = key(readers.site_ca, None)
+    health_path: str | None = key(readers.health_path, None)
+    health_every: float = key(readers.positive(3_600), HEALTH_EVERY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +122,10 @@ class KindSettings:
     headers: Mapping[str, str] = key(readers.headers, {}, secret=True)
     per_viewer: bool = key(readers.flag, default=False)
     viewer_field: str = key(readers.text, "viewer_id")
-    objective: str | None = key(readers.objective, None)
+    objective: Objectives = key(readers.objectives, None)  # noqa: RUF009 (a field)
+    check: float = key(readers.check, 0.0)
+    true_within: float | None = key(readers.positive(10 * 365 * 86_400), None)
+    check_calls: float = key(readers.positive(1_000), CALLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +241,11 @@ def settings_of(tables: Mapping[str, Any], environ: Mapping[str, str] = os.envir
     if not pages and not kinds and not mistakes:
         mistakes.append("nothing to serve: write [pages] or [kinds.NAME]")
     _check_viewers(kinds, server, mistakes)
+    with collect_mistakes(mistakes), name_key("pages.routes"):
+        names = checked_credentials(pages.get("credentials", ()))
+        check_token_routes(Routes(pages.get("routes", {})), names)
     _check_not_itself(server, pages, kinds, mistakes)
+    _check_site(tables.get("pages"), pages, mistakes)
     if server.get("workers", 1) > 1 and store.get("url", "").lower().startswith("memory:"):
         mistakes.append(
             f"server.workers: {server['workers']} processes cannot share {store['url']}; name a "
@@ -264,6 +295,15 @@ def _kinds(tables: object, mistakes: list[str]) -> list[dict[str, Any]]:
         kind = {"name": name, **read_table(where, table, KindSettings, mistakes)}
         if isinstance(table, dict):
             _check_way(where, table, kind, mistakes)
+            with collect_mistakes(mistakes), name_key(where):
+                check_declared(
+                    name,
+                    kind.get("objective"),
+                    check=kind.get("check", 0.0),
+                    true_within=kind.get("true_within"),
+                    check_calls=kind.get("check_calls", CALLS),
+                    fresh_for=kind.get("fresh_for", 1.0),
+                )
         kinds.append(kind)
     return kinds
 
@@ -341,16 +381,31 @@ def _check_not_itself(
     """Refuse a gateway whose upstream is the gateway itself."""
     host = server.get("host")
     port = server.get("port")
-    urls = {
-        f"kinds.{kind['name']}.{way}": kind.get(way)
+    urls = [
+        (f"kinds.{kind['name']}.{way}", kind.get(way))
         for kind in kinds
         for way in ("url", "batch_url")
-    }
-    urls["pages.upstream"] = pages.get("upstream")
-    urls["server.authenticate_url"] = server.get("authenticate_url")
+    ]
+    urls += [("pages.upstream", url) for url in pages.get("upstream", ())]
+    urls.append(("server.authenticate_url", server.get("authenticate_url")))
     mistakes.extend(
         f"{where}: {url.partition('?')[0]} is where this gateway listens itself; "
         "choose another port for one of them"
-        for where, url in urls.items()
+        for where, url in urls
         if host and port and url and readers.is_at(url, host, port)
     )
+
+
+def _check_site(table: object, pages: Mapping[str, Any], mistakes: list[str]) -> None:
+    """Settings that do nothing without another one."""
+    if not isinstance(table, dict):
+        return
+    if "health_every" in table and "health_every" in pages and "health_path" not in table:
+        mistakes.append("pages.health_every: goes with pages.health_path, which is missing")
+    upstreams = pages.get("upstream")
+    if pages.get("site_ca") and upstreams and not any(map(_is_https, upstreams)):
+        mistakes.append("pages.site_ca: goes with an https:// address in pages.upstream")
+
+
+def _is_https(url: str) -> bool:
+    return url.lower().startswith("https:")

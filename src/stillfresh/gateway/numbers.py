@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias
 import msgspec
 
 from stillfresh.clock import Clock
-from stillfresh.engine import Cache, CacheStats, Lag, labelled, metric_lines, prometheus_text
+from stillfresh.engine import (
+    Cache,
+    CacheStats,
+    Lag,
+    Timing,
+    labelled,
+    metric_lines,
+    prometheus_text,
+)
 from stillfresh.engine.rules import AGE_BUCKETS
 from stillfresh.errors import StillfreshError
 from stillfresh.gateway.response_counts import PARTS, Responses
@@ -46,7 +54,7 @@ NOTED_EVERY: Final = 5
 """One of so many is kept."""
 KEPT: Final = 60
 """Notes that are kept: those of five minutes."""
-NOTED: Final = ("loads", "failed", "store_errors")
+NOTED: Final = ("hits", "loads", "failed", "store_errors")
 READY_WITHIN: Final = 2.0
 """Seconds for a store to answer."""
 METRICS: Final = (
@@ -60,6 +68,7 @@ METRICS: Final = (
     ),
     ("site_connections", "gauge", "Connections to the site that are in use."),
     ("max_site_connections", "gauge", "Connections to the site that may be in use at once."),
+    ("site_addresses", "gauge", "Workers that send requests to this address of the site."),
     ("http_responses_total", "counter", "HTTP responses, by part of the gateway and status."),
     ("http_response_bytes_total", "counter", "Bytes of the bodies of those responses."),
 )
@@ -71,7 +80,10 @@ Reached: TypeAlias = Literal["reachable", "unreachable"]
 
 
 class Numbers:
-    """`caches` by name; `live` counts viewers, `pages` the requests that passed uncached."""
+    """Counts what a gateway does, and reports it for all its workers.
+
+    `caches` by name; `live` counts viewers, `pages` the requests that passed uncached.
+    """
 
     def __init__(
         self,
@@ -116,10 +128,15 @@ class Numbers:
             "started_at": totals.started_at,
             "workers": self._workers(),
             "age_buckets": AGE_BUCKETS,
+            "time_buckets": Timing.bounds,
             "resources": self._rows(totals),
             "stores": self._stores(looked),
             "live": totals.live,
             "bypassed": totals.bypassed,
+            "site_connections": {
+                use: {"in_use": totals.site_connections.get(use, 0), "most": most}
+                for use, most in totals.max_site_connections.items()
+            },
         }
 
     def _stores(self, looked: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -154,6 +171,7 @@ class Numbers:
             labelled("reason", totals.bypassed),
             labelled("use", totals.site_connections),
             labelled("use", totals.max_site_connections),
+            labelled("address", totals.site_addresses),
             _by_status(totals.responses),
             labelled("part", totals.sent),
         )
@@ -182,6 +200,8 @@ class Numbers:
         for row in rows:
             reads.update(row["reads"])
         ages = [sum(bucket) for bucket in zip(*(row["ages"] for row in rows), strict=True)]
+        times = (row["load_seconds"]["counts"] for row in rows)
+        load_seconds = {"counts": [sum(bucket) for bucket in zip(*times, strict=True)]}
         sums = {name: sum(row[name] for row in rows) for name in NOTED}
         kinds = {
             f"{row['cache']} {row['kind']}": {
@@ -193,8 +213,9 @@ class Numbers:
             }
             for row in rows
         }
-        noted = {"reads": dict(reads), "ages": ages, "bypassed": totals.bypassed}
-        self._notes.append({"at": self._clock(), "kinds": kinds, **noted, **sums})
+        noted = {"reads": dict(reads), "ages": ages, "load_seconds": load_seconds, **sums}
+        bypassed = totals.bypassed
+        self._notes.append({"at": self._clock(), "kinds": kinds, "bypassed": bypassed, **noted})
 
     async def write(self) -> Totals:
         """Count now, and share the result with the other workers."""
@@ -205,6 +226,7 @@ class Numbers:
     def _own(self) -> Totals:
         bypassed = {} if self._pages is None else self._pages.bypassed()
         groups = () if self.site is None else self.site.places.groups()
+        addresses = {} if self.site is None else self.site.addresses.states()
         own = Totals(
             self._started_at,
             self._counted,
@@ -215,6 +237,7 @@ class Numbers:
             reduce(added, [cache.store_seconds() for cache in self._caches.values()]),
             {group.use: group.in_use for group in groups},
             {group.use: group.most for group in groups},
+            {address: int(is_asked) for address, is_asked in addresses.items()},
         )
         if self._worker is not None:
             own = added(self._before, own)
@@ -237,9 +260,12 @@ class Numbers:
         rows = []
         for name, kinds in totals.resources.items():
             for kind, stats in kinds.items():
-                row = {"cache": name, "kind": kind, **asdict(stats), "reads": stats.reads}
+                row = {"cache": name, "kind": kind, **asdict(stats)}
+                row |= {"reads": stats.reads, "hits": stats.hits}
                 # None if every copy has its own times, as pages have.
                 fresh_for = self._caches[name].resources[kind].policy.fresh_for or None
+                if stats.truth is not None:
+                    row["truth"]["nines"] = stats.truth.nines
                 rows.append({**row, "fresh_for": fresh_for})
         return rows
 

@@ -73,8 +73,11 @@ class Replaceable:
                 self._busy[app] -= 1
                 self._idle.set()
 
-    async def replace(self, new: Gateway) -> None:
-        """Open the new one. The old one closes when its requests are answered."""
+    async def replace(self, new: Gateway, replaced: Callable[[], None]) -> None:
+        """Open the new one. The old one closes when its requests are answered.
+
+        `replaced`: called as soon as new requests go to the new one.
+        """
         async with self._replacing:
             try:
                 await new.cache.open()
@@ -85,6 +88,7 @@ class Replaceable:
                 return
             old = self.app
             self.app = new
+            replaced()
             new.is_draining = old.is_draining
             self._busy[new] = 0
             try:

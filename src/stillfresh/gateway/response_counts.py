@@ -5,13 +5,14 @@ again by itself is counted when the app confirms that it is still right.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
 from starlette.types import Message, Scope, Send
 
-from stillfresh.pages.routes import KEEP
+from stillfresh.pages.edge import KEEP, Repeat, Repeatable, Response
 
 PARTS: Final = ("pages", "kinds", "own")
 """The site behind, `/v1/`, and everything else: the dashboard, health, metrics."""
@@ -69,12 +70,16 @@ class CountedResponse:
         if self._seen is None:
             self._to.seen[BROKEN][0] += 1
 
-    def keep(self, confirm_repeat: Callable[[], bool]) -> None:
-        def confirm_and_count() -> bool:
-            if not confirm_repeat() or (seen := self._seen) is None:
-                return False
-            seen[0] += 1
-            seen[1] += self._size
-            return True
+    def keep(self, repeatable: Repeatable) -> None:
+        """The server may give it again; then it counts again."""
+        seen = self._to.seen[repeatable.response.status]
+        self._keep(repeatable._replace(repeat=partial(_counted, repeatable.repeat, seen)))
 
-        self._keep(confirm_and_count)
+
+def _counted(repeat: Repeat, seen: list[int]) -> Response | None:
+    """It holds nothing of the first response, which it outlives."""
+    response = repeat()
+    if response is not None:
+        seen[0] += 1
+        seen[1] += len(response.body)
+    return response

@@ -25,9 +25,10 @@ from stillfresh.gateway.replies import (
 )
 from stillfresh.gateway.rules_rest import Ids, Items, freshness_headers, is_failed, item_of
 from stillfresh.http.freshness import pause_after
+from stillfresh.http.own_writes import FIELD
 from stillfresh.systems.coordinator import Kind
 
-SHOWN: Final = ("Age", "Cache-Status", "Date", "ETag", "Retry-After")
+SHOWN: Final = ("Age", "Cache-Status", "Date", "ETag", "Retry-After", FIELD)
 """Header fields that a page of another origin may read."""
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Rest:
             problem_app(routes, handlers),
             allow_origins=origins,
             allow_methods=("GET", "HEAD", "POST"),
-            allow_headers=("Authorization", "Content-Type", "If-None-Match"),
+            allow_headers=("Authorization", "Content-Type", "If-None-Match", FIELD),
             expose_headers=SHOWN,
         )
         self._hub = hub

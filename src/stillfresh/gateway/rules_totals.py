@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from stillfresh.engine import GAUGES, ResourceStats, Timing
+from stillfresh.engine import GAUGES, ResourceStats, Timing, TruthStats
 
 Resources: TypeAlias = dict[str, dict[str, ResourceStats]]
 """By cache, by kind."""
@@ -36,6 +36,8 @@ class Totals(msgspec.Struct):
     """Connections to the site that are in use now."""
     max_site_connections: dict[str, int] = {}
     """How many may be in use at once."""
+    site_addresses: dict[str, int] = {}
+    """In how many processes each address of the site is asked."""
 
 
 NOT_ADDED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
@@ -45,6 +47,7 @@ NOT_ADDED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "retry_at": lambda one, other: min(one, other) if one and other else one or other,
     "error": lambda one, other: other or one,
     "objective": lambda one, other: other or one,
+    "truth": lambda one, other: one + other if one and other else one or other,
 }
 STATS: Final = [field.name for field in fields(ResourceStats)]
 NOTHING_HELD: Final[Mapping[str, Any]] = {
@@ -67,12 +70,25 @@ def summed(parts: Iterable[tuple[bytes, bool]]) -> Totals | None:
 
 def _without_gauges(totals: Totals) -> Totals:
     resources = {
-        cache: {kind: replace(stats, **NOTHING_HELD) for kind, stats in kinds.items()}
+        cache: {
+            kind: replace(stats, **NOTHING_HELD, truth=_ended(stats.truth))
+            for kind, stats in kinds.items()
+        }
         for cache, kinds in totals.resources.items()
     }
     return msgspec.structs.replace(
-        totals, resources=resources, live={}, site_connections={}, max_site_connections={}
+        totals,
+        resources=resources,
+        live={},
+        site_connections={},
+        max_site_connections={},
+        site_addresses={},
     )
+
+
+def _ended(truth: TruthStats | None) -> TruthStats | None:
+    """The checks of a worker that has ended: none is under way."""
+    return None if truth is None else replace(truth, pending=0)
 
 
 def added(one: Any, other: Any) -> Any:  # noqa: ANN401 (numbers, and what is made of them)

@@ -8,6 +8,7 @@ Needs `stillfresh[web]`.
 """
 
 import asyncio
+import gc
 import logging
 import re
 import signal
@@ -15,6 +16,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 import httpx2
@@ -39,6 +41,7 @@ from stillfresh.gateway.server import (
     begin_drain,
     bound,
     bound_path,
+    forget_hits,
     is_on_loopback,
     raise_limit,
     server_config,
@@ -47,7 +50,7 @@ from stillfresh.gateway.sources import Authority, kind_for, page_cache_of, site_
 from stillfresh.http.client import new_client
 from stillfresh.logs import Hidden, LineHandler, LineWriter, passwords_in
 from stillfresh.pages import PageCache
-from stillfresh.pages.edge import checked_networks
+from stillfresh.pages.edge import checked_networks, is_trusted
 
 Follow: TypeAlias = Callable[[OutboxSettings, PageCache], AbstractAsyncContextManager[object]]
 PORT: Final = re.compile(r"(^[^:]*|\]):\d*$")
@@ -56,7 +59,7 @@ KEPT: Final = 20
 LONGEST_WAIT: Final = 30.0
 """Seconds for one step of an exchange; each kind limits the whole."""
 NUMBERS_SIZE: Final = 65_536
-NUMBERS_SIZE_BY_KIND: Final = 8_192
+NUMBERS_SIZE_BY_KIND: Final = 16_384
 """Bytes for the numbers of one worker, and of each kind."""
 
 logger = logging.getLogger(__name__)
@@ -144,7 +147,7 @@ def secrets_of(settings: Settings) -> Iterator[str]:
     outbox = settings.outbox
     yield server.token or ""
     urls = [settings.store.url, server.authenticate_url]
-    urls += [settings.pages.upstream] if settings.pages is not None else []
+    urls += settings.pages.upstream if settings.pages is not None else ()
     urls += [outbox.database] if outbox is not None else []
     for kind in settings.kinds:
         urls += [kind.url, kind.batch_url]
@@ -223,6 +226,7 @@ def gateway_of(
         hosts=names,
         token=server.token,
         max_connections=server.max_connections,
+        own_prefix=pages.own_prefix if pages is not None else "",
     )
     if upstream is not None:
         app.dashboard.numbers.site = upstream
@@ -256,7 +260,8 @@ class GatewayProcess:
         self._worker = worker
         self._app = Replaceable(self._new())
         app = self._app.app if given.read is None else self._app
-        self._server = Server(server_config(app, self._is_site, given.log.access), listening)
+        config = server_config(app, self._is_site, given.log.access, self._is_proxy)
+        self._server = Server(config, listening)
         self._opening: asyncio.Future[None] = asyncio.ensure_future(_open(self._app.app))
         self._reloads = set[asyncio.Future[None]]()
 
@@ -279,6 +284,9 @@ class GatewayProcess:
     def _is_site(self, path: str) -> bool:
         return self._app.app.is_site(path)
 
+    def _is_proxy(self, peer: str | None) -> bool:
+        return is_trusted(peer, self._app.app.dashboard.operators.trusted)
+
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         if self._worker is not None:
@@ -289,6 +297,7 @@ class GatewayProcess:
             await asyncio.wait([self._opening])
             if not self._opening.cancelled():
                 self._opening.result()
+                freeze_objects()
                 await self._server.serve(sockets=[self._given.listener])
         finally:
             await asyncio.gather(*self._reloads, return_exceptions=True)
@@ -321,9 +330,16 @@ class GatewayProcess:
         elif self._server.started and (new := read_again(read, self._settings)) is not None:
             self._settings = new
             self._given.log.hide.add(secrets_of(new))
-            task = asyncio.ensure_future(self._app.replace(self._new()))
+            replaced = partial(forget_hits, self._server)
+            task = asyncio.ensure_future(self._app.replace(self._new(), replaced))
             self._reloads.add(task)
             task.add_done_callback(self._reloads.discard)
+
+
+def freeze_objects() -> None:
+    """What is there at the start stays: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _open(app: Gateway) -> None:
@@ -347,12 +363,14 @@ def _from_here(settings: Settings, where: str) -> str:
 def addresses_of(settings: Settings, where: str) -> Iterator[str]:
     """The addresses that it serves; never a password."""
     store = without_password(settings.store.url)
+    prefix = "" if settings.pages is None else settings.pages.own_prefix
     if settings.pages is not None:
-        yield f"{where} in front of {settings.pages.upstream}, pages in {store}"
+        yield f"{where} in front of {', '.join(settings.pages.upstream)}, pages in {store}"
         if not settings.pages.routes:
             yield "pages are kept if the site says so (Cache-Control); --route '/*=1m' keeps others"
     if settings.kinds:
-        yield f"{where}/v1/ keeps {', '.join(kind.name for kind in settings.kinds)} in {store}"
+        kinds = ", ".join(kind.name for kind in settings.kinds)
+        yield f"{where}{prefix}/v1/ keeps {kinds} in {store}"
     if settings.server.record:
         yield f"reads are recorded in {settings.server.record}, for `stillfresh plan`"
-    yield f"{_from_here(settings, where)}/_stillfresh/ shows what it does"
+    yield f"{_from_here(settings, where)}{prefix}/_stillfresh/ shows what it does"

@@ -19,14 +19,22 @@ import httpx2
 
 from stillfresh.checks import checked_share, checked_whole
 from stillfresh.durations import ALLOWED, seconds
-from stillfresh.engine import Objective
+from stillfresh.engine import Objective, objectives_of
 from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.gateway.guard import EVERYWHERE, LOCAL_NAMES, checked_origins, is_address
+from stillfresh.gateway.own_paths import checked_prefix
 from stillfresh.http.client import checked_url
+from stillfresh.http.cookies import checked_cookies
+from stillfresh.http.fields import NAME as FIELD_NAME
 from stillfresh.http.fields import checked_headers
 from stillfresh.pages.edge import checked_networks, is_host
-from stillfresh.pages.routes import Forward, Route, Routes, checked_credentials
-from stillfresh.pages.upstream import checked_upstream
+from stillfresh.pages.routes import NEVER, Forward, Route, Routes, checked_credentials
+from stillfresh.pages.upstream import (
+    checked_ca,
+    checked_health_path,
+    checked_upstream,
+    checked_upstreams,
+)
 from stillfresh.stores import checked_tenant, store_for
 
 Reader: TypeAlias = Callable[[Any, str], Any]
@@ -40,7 +48,6 @@ NAME: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
 PATH: Final = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 ID_SLOT: Final = re.compile(r"\{(id|viewer_id)\}")
 """Where a URL template takes an id."""
-"""The place of an id in a URL."""
 
 
 def key(read: Reader, default: Any = REQUIRED, *, secret: bool = False) -> Any:  # noqa: ANN401
@@ -105,14 +112,37 @@ def text(value: object, key: str) -> str:
 
 
 def texts(value: object, key: str) -> tuple[str, ...]:
+    return _each(text, value, key)
+
+
+def _each(read: Reader, value: object, key: str) -> tuple[Any, ...]:
+    """A list of texts; every item that cannot be read is a mistake."""
     if not isinstance(value, list):
         raise ConfigError(f"{key}: must be a list of texts, not {shown(value)}")
-    return tuple(text(item, key) for item in value)
+    items: list[Any] = []
+    mistakes: list[str] = []
+    for item in value:
+        with collect_mistakes(mistakes):
+            items.append(read(item, key))
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return tuple(items)
 
 
 def objective(value: str, key: str) -> str:
     Objective.of(value, name=key)
     return value
+
+
+def objectives(value: str | list[str], key: str) -> str | tuple[str, ...]:
+    """One objective, or one of age and one of truth."""
+    objectives_of(value, name=key)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def check(value: object, key: str) -> float:
+    """The share of reads that is checked; 0: none."""
+    return 0.0 if value == 0 and not isinstance(value, bool) else checked_share(key, value)
 
 
 def flag(value: object, key: str) -> bool:
@@ -157,12 +187,40 @@ def _with_check(read: Reader, check: Callable[[Any], object], own: str = "") -> 
 
 
 url: Final = _with_check(text, checked_url, "url")
-upstream: Final = _with_check(text, checked_upstream)
 store_url: Final = _with_check(text, lambda url: store_for(url, time.time))
 tenant: Final = _with_check(text, checked_tenant)
-credentials: Final = _with_check(texts, checked_credentials)
-networks: Final = _with_check(texts, checked_networks)
-origins: Final = _with_check(texts, checked_origins)
+_cookie: Final = _with_check(text, lambda pattern: checked_cookies([pattern]), "ignore_cookies")
+_credential: Final = _with_check(text, lambda name: checked_credentials([name]))
+_network: Final = _with_check(text, lambda network: checked_networks([network]))
+_origin: Final = _with_check(text, lambda origin: checked_origins([origin]))
+_address: Final = _with_check(text, checked_upstream, "upstream")
+cookies: Final = partial(_each, _cookie)
+networks: Final = partial(_each, _network)
+origins: Final = partial(_each, _origin)
+credentials: Final = partial(_each, _credential)
+_addresses: Final[Reader] = _with_check(partial(_each, _address), checked_upstreams, "upstream")
+
+
+def upstreams(value: object, key: str) -> tuple[str, ...]:
+    """One address of a site, or a list of several."""
+    if not isinstance(value, str | list):
+        raise ConfigError(f"{key}: must be an address, or a list of some, not {shown(value)}")
+    addresses: tuple[str, ...] = _addresses([value] if isinstance(value, str) else value, key)
+    return addresses
+
+
+def health_path(value: object, key: str) -> str:
+    return checked_health_path(value, key)
+
+
+def site_ca(value: object, key: str) -> str:
+    file = text(value, key)
+    checked_ca(file, key)
+    return file
+
+
+def own_prefix(value: object, key: str) -> str:
+    return checked_prefix(text(value, key), key)
 
 
 def url_template(value: object, key: str) -> str:
@@ -207,12 +265,27 @@ def headers(value: object, key: str) -> dict[str, str]:
     return fields
 
 
+def field_names(value: object, key: str) -> tuple[str, ...]:
+    """Names of request fields."""
+    return _each(_field_name, value, key)
+
+
+def _field_name(value: object, key: str) -> str:
+    name = text(value, key)
+    if not FIELD_NAME.fullmatch(name.lower().encode("latin-1", "replace")):
+        raise ConfigError(f"{key}: write a field's name, such as X-Api-Key, not {shown(name)}")
+    return name
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RouteSettings:
     """A route that is written as a table: a duration, and how the site is asked."""
 
     revalidate: float | None = key(positive(), None)
     forward: Forward | None = key(forward, None)  # noqa: RUF009 (a field)
+    vary: tuple[str, ...] = key(field_names, ())
+    tags: tuple[str, ...] = key(texts, ())
+    ignore_cookies: tuple[str, ...] | None = key(cookies, None)
 
 
 def routes(value: object, key: str) -> dict[str, Route]:
@@ -231,21 +304,30 @@ def routes(value: object, key: str) -> dict[str, Route]:
 
 
 def _route(value: object, key: str) -> Route:
+    if value == NEVER:
+        return Route(never=True)
     if not isinstance(value, dict):
-        return Route(duration(value, key, math.inf))
+        try:
+            return Route(duration(value, key, math.inf))
+        except ConfigError as exc:
+            raise ConfigError(f"{exc}; or 'never', for pages that pass uncached") from None
     mistakes: list[str] = []
     options = read_table(key, value, RouteSettings, mistakes)
     if mistakes:
         raise ConfigError(*mistakes)
-    return Route(options["revalidate"], forward=options["forward"])
+    return Route(**options)
 
 
 def hosts(value: object, key: str) -> tuple[str, ...]:
-    names = texts(value, key)
-    for host in names:
-        if not is_host(host.removeprefix("*.").encode("latin-1", "replace")):
-            raise ConfigError(f"{key}: write example.com or *.example.com, not {shown(host)}")
-    return names
+    return _each(_host_or_below, value, key)
+
+
+def _host_or_below(value: object, key: str) -> str:
+    """A host, or all hosts below one."""
+    name = text(value, key)
+    if not is_host(name.removeprefix("*.").encode("latin-1", "replace")):
+        raise ConfigError(f"{key}: write example.com or *.example.com, not {shown(name)}")
+    return name
 
 
 def host(value: object, key: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 import msgspec
 
 from stillfresh.backoff import pause_after
-from stillfresh.engine import Answer
+from stillfresh.engine import Answer, merge_tokens
 from stillfresh.engine.rules import without_cause
 from stillfresh.errors import NotOpen, StillfreshError, StoreError
 from stillfresh.freshness import Verdict
@@ -69,6 +69,10 @@ class Connection:
         """How often a counted id was subscribed after the first time."""
         self._to_read: dict[Viewed, None] = {}
         """Ids to be read from memory or the store."""
+        self.token = ""
+        """The changes that the viewer has seen: views from before them are not sent."""
+        self._to_load: dict[Viewed, None] = {}
+        """Ids whose view is older than those changes, or was not there."""
         self._reader: asyncio.Task[None] | None = None
         self._failures = 0
         self._changed: asyncio.Event | None = None
@@ -147,6 +151,13 @@ class Connection:
         if visible:
             self._read(self._last_sent)
 
+    def see(self, token: str) -> None:
+        """The viewer has seen these changes. All views on screen are read again."""
+        self._check_open()
+        self.token = merge_tokens(self.token, token)
+        if self.is_visible:
+            self._read(self._last_sent)
+
     def become(self, viewer_id: str | None) -> None:
         """Change the viewer, or sign out with None. Subscriptions that differ by viewer end."""
         if viewer_id != self.viewer_id:
@@ -200,18 +211,20 @@ class Connection:
         self._own()[viewed] = answer
         return is_first
 
-    def hear(self, moment: "dict[Viewed, Answer[Any]]") -> None:
-        """Keep all new copies of this viewer's ids, and call `tell`."""
-        if not self.waiting and self._last_sent.keys() >= moment.keys():
-            self.waiting = moment
-            self.is_shared = True
-        elif len(self._last_sent) < len(moment):
-            self._own().update(
-                (viewed, moment[viewed]) for viewed in self._last_sent if viewed in moment
-            )
+    def hear(self, news: "dict[Viewed, Answer[Any]]", *, is_shared: bool) -> None:
+        """Keep these new copies, and call `tell`. `is_shared`: many viewers have this one object.
+
+        A viewer may have ended subscriptions since the news were collected.
+        """
+        if self._last_sent.keys() >= news.keys():
+            if not self.waiting:
+                self.waiting = news
+                self.is_shared = is_shared
+            else:
+                self._own().update(news)
         else:
             self._own().update(
-                (viewed, moment[viewed]) for viewed in moment if viewed in self._last_sent
+                (viewed, answer) for viewed, answer in news.items() if viewed in self._last_sent
             )
         if self.waiting:
             self.tell()
@@ -243,6 +256,7 @@ class Connection:
         self.is_open = False
         self._last_sent.clear()
         self._to_read.clear()
+        self._to_load.clear()
         if self._reader is not None:
             self._reader.cancel()
         self.tell()
@@ -276,6 +290,7 @@ class Connection:
         del self._last_sent[viewed]
         self._extra_subscriptions.pop(viewed, None)
         self._to_read.pop(viewed, None)
+        self._to_load.pop(viewed, None)
         self._own().pop(viewed, None)
         self._let_go(viewed)
 
@@ -292,15 +307,17 @@ class Connection:
 
     async def _read_all(self) -> None:
         try:
-            while self._to_read:
-                kind = next(iter(self._to_read)).kind
-                same = (viewed for viewed in self._to_read if viewed.kind is kind)
-                await self._read_some(kind.name, list(islice(same, READ)))
+            while self._to_read or self._to_load:
+                if self._to_read:
+                    await self._read_some(*_batch_of(self._to_read))
+                else:
+                    await self._load_some(*_batch_of(self._to_load))
         except NotOpen:  # the cache closes, and this connection with it
             pass
         finally:
             self._reader = None
             self._to_read.clear()  # which frees its memory: deleting from it does not
+            self._to_load.clear()
 
     async def _read_some(self, kind: str, batch: "list[Viewed]") -> None:
         """Ids that the store could not answer are read again after a pause."""
@@ -309,21 +326,45 @@ class Connection:
             del self._to_read[viewed]
         known: dict[str, Answer[Any]] = {}
         unread: set[str] = set()
+        token = self.token
         try:
-            known = await self._hub.resource(kind).known(keys, unread=unread)
+            with self._hub.cache.at_least(token):
+                if await self._hub.cache.outboxes.have_delivered(token):
+                    known = await self._hub.resource(kind).known(keys, unread=unread)
+                else:
+                    unread.update(keys)
         except StoreError:
             unread.update(keys)
-        # A list, not a generator: each answer is noted, also after the first that is news.
-        is_news_of_each = [
-            self._note_known(keys[key], without_cause(answer)) for key, answer in known.items()
-        ]
-        if any(is_news_of_each):
-            self.tell()
+        if token and self.is_visible:  # a watch may hear of the change later than its viewer
+            missing = [keys[key] for key in keys.keys() - known.keys() - unread]
+            self._to_load.update((viewed, None) for viewed in missing if viewed in self)
+        self._note_all(known, keys)
         self._failures = self._failures + 1 if unread else 0
         if unread:
             pause = pause_after(self._failures, first=SHORTEST_PAUSE, longest=LONGEST_PAUSE)
             again = [keys[key] for key in unread]
             asyncio.get_running_loop().call_later(pause, self._read, again)
+
+    async def _load_some(self, kind: str, batch: "list[Viewed]") -> None:
+        """Views that must be loaded, because those that are there are older than a change."""
+        keys = {viewed.key: viewed for viewed in batch}
+        for viewed in batch:
+            del self._to_load[viewed]
+        try:
+            resource = self._hub.resource(kind)
+            answers = await resource.get_many(list(keys), at_least=self.token)
+        except StoreError as exc:  # the watch goes on trying
+            logger.warning("%s: %s", kind, exc)
+        else:
+            self._note_all(answers, keys)
+
+    def _note_all(self, answers: "dict[str, Answer[Any]]", keys: "dict[str, Viewed]") -> None:
+        # A list, not a generator: each answer is noted, also after the first that is news.
+        is_news_of_each = [
+            self._note_known(keys[key], without_cause(answer)) for key, answer in answers.items()
+        ]
+        if any(is_news_of_each):
+            self.tell()
 
     def _note_known(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
         """True if it was reported. A newer one that came meanwhile is reported instead."""
@@ -339,6 +380,13 @@ class Connection:
     def _check_open(self) -> None:
         if not self.is_open:
             raise NotOpen("this connection is closed; make another one with connect()")
+
+
+def _batch_of(viewed_ids: "dict[Viewed, None]") -> "tuple[str, list[Viewed]]":
+    """The kind of the first of these, and some ids of that kind."""
+    kind = next(iter(viewed_ids)).kind
+    same = (viewed for viewed in viewed_ids if viewed.kind is kind)
+    return kind.name, list(islice(same, READ))
 
 
 def is_same_trouble(last_sent: Answer[Any], now: Answer[Any]) -> bool:

@@ -31,6 +31,11 @@ MOST_TOGETHER: Final = 100
 """Messages of a viewer in one frame."""
 LONGEST_PATH: Final = 2_000
 LONGEST_TOKEN: Final = 8_000
+"""Characters of a token for signing in."""
+LONGEST_OWN: Final = 1_000
+"""Characters of a token of changes; a valid one is shorter."""
+OWN_FOR: Final = 60.0
+"""Seconds for which a viewer's changes count: as long as a browser keeps the cookie."""
 LONGEST_REASON: Final = 200
 """Characters of the reason why a message was refused."""
 RATE: Final = 100.0
@@ -79,6 +84,12 @@ class RouteMessage(Struct, frozen=True, tag="route", forbid_unknown_fields=True)
     """The page's path; a new path ends all subscriptions."""
 
     path: Annotated[str, Meta(min_length=1, max_length=LONGEST_PATH)]
+
+
+class AtLeastMessage(Struct, frozen=True, tag="at_least", forbid_unknown_fields=True):
+    """The viewer has seen these changes: what is on screen is read again."""
+
+    token: Annotated[str, Meta(min_length=1, max_length=LONGEST_OWN)]
 
 
 class SignInMessage(Struct, frozen=True, tag="sign_in", forbid_unknown_fields=True):
@@ -152,6 +163,7 @@ ClientMessage: TypeAlias = (
     | UnsubscribeMessage
     | VisibleMessage
     | RouteMessage
+    | AtLeastMessage
     | SignInMessage
     | SignOutMessage
     | AskStatsMessage

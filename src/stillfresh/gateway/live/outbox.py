@@ -39,7 +39,7 @@ class Frames:
     def __init__(self) -> None:
         self._frames: BoundedDict[tuple[object, ...], tuple[str, int, float]]
         self._frames = BoundedDict(MOST_FRAMES)
-        self._moment: dict[Viewed, Answer[Any]] = {}
+        self._shared_moment: dict[Viewed, Answer[Any]] = {}
         self._shared_frame = ("", 0, 0.0)
         """The frame of the moment, how many views it has, and when it was written."""
 
@@ -50,7 +50,11 @@ class Frames:
 
         `is_shared`: it is not changed, so that its frame is found without looking into it.
         """
-        if is_shared and self._moment is waiting and 0 <= now - self._shared_frame[2] < SAME_AGE:
+        if (
+            is_shared
+            and self._shared_moment is waiting
+            and 0 <= now - self._shared_frame[2] < SAME_AGE
+        ):
             return self._shared_frame[:2]
         key = (*waiting, *waiting.values())
         frame = self._frames.get(key)
@@ -59,7 +63,7 @@ class Frames:
             frame = (*array_of(texts), now)
             self._frames.note(key, frame)
         if is_shared:
-            self._moment = waiting
+            self._shared_moment = waiting
             self._shared_frame = frame
         return frame[:2]
 

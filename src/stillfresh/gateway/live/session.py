@@ -9,6 +9,7 @@ wait, stops the receiver, and sends the closing message last.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -20,6 +21,7 @@ from stillfresh.gateway.live.hub import Viewed
 from stillfresh.gateway.live.messages import BadMessage, Close, Code, ErrorMessage, OnScreen
 from stillfresh.gateway.live.outbox import Outbox
 from stillfresh.gateway.live.sign_in import UNCONFIRMED_FOR, SignIn, SignInFailed
+from stillfresh.http.own_writes import token_in
 
 if TYPE_CHECKING:
     from stillfresh.gateway.live.app import Live
@@ -51,6 +53,9 @@ class Session:
         self._path: str | None = None
         self._bad = 0
         self._heard_at = live.clock()
+        self._own_until = -math.inf
+        """Until then the viewer's own changes count."""
+        self._see(token_in(tuple(scope["headers"])))
         self._rate = MessageRate(messages.RATE, messages.BURST, self._heard_at)
         self._asked_at: float | None = None
         self._sending_since: float | None = None
@@ -93,6 +98,8 @@ class Session:
 
         An outage of the identity service is bridged for a while, and no longer.
         """
+        if now >= self._own_until:
+            self.connection.token = ""
         if self.sign_in is not None and self.sign_in.has_lapsed(now):
             minutes = UNCONFIRMED_FOR / 60
             why = f"your sign-in could not be confirmed for {minutes:g} minutes; sign in again"
@@ -216,10 +223,18 @@ class Session:
                         self.connection.unsubscribe(item.kind, item.id)
             case messages.VisibleMessage(visible):
                 self.connection.set_visible(visible)
+            case messages.AtLeastMessage(token):
+                self._see(token)
             case messages.RouteMessage(path):
                 if self._path not in {None, path}:  # the first path resets nothing
                     self.connection.reset()
                 self._path = path
+
+    def _see(self, token: str) -> None:
+        """The viewer has seen these changes, for as long as a browser would say so."""
+        if token:
+            self._own_until = self._live.clock() + messages.OWN_FOR
+            self.connection.see(token)
 
     async def _without_unconfirmed(self, items: Sequence[OnScreen]) -> Sequence[OnScreen]:
         """Nothing private is subscribed unless the token was confirmed just now."""

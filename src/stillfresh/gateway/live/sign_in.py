@@ -102,8 +102,8 @@ class SignIn:
 
         One check at a time: one that begins while another is under way waits for it, and then asks
         as well, since the token may have been revoked after the first one began. After a check that
-        failed, nobody is asked for as long as it took: a hook that hangs holds up what is for all
-        half of the time.
+        failed, nobody is asked for as long as it took: so a hook that hangs delays the viewer's
+        public subscriptions at most half of the time.
         """
         async with self._checking:
             clock = self._tokens.clock

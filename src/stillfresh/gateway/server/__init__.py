@@ -10,6 +10,7 @@ with needs("web", "stillfresh.gateway.server"):
         begin_drain,
         bound,
         bound_path,
+        forget_hits,
         is_on_loopback,
         server_config,
     )
@@ -18,4 +19,11 @@ with needs("web", "stillfresh.gateway.server"):
     from stillfresh.gateway.server.workers import Worker, Workers
 
 __all__ = ["Server", "Worker", "WorkerNumbers", "Workers", "address", "bound", "bound_path"]
-__all__ += ["AccessLog", "begin_drain", "is_on_loopback", "raise_limit", "server_config"]
+__all__ += [
+    "AccessLog",
+    "begin_drain",
+    "forget_hits",
+    "is_on_loopback",
+    "raise_limit",
+    "server_config",
+]

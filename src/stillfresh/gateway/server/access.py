@@ -8,17 +8,16 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stillfresh.clock import Clock, monotonic
-from stillfresh.gateway.server.hits import ConfirmRepeat
 from stillfresh.gateway.server.tunnels import ClientEnd
+from stillfresh.http.fields import Raw
 from stillfresh.logs import Hidden, LineWriter, moment
-from stillfresh.pages.edge import TUNNEL
-from stillfresh.pages.routes import KEEP
+from stillfresh.pages.edge import KEEP, TUNNEL, Repeatable, Response
 
 LONGEST_PATH: Final = 1_000
 """Bytes."""
@@ -31,10 +30,14 @@ REFUSED: Final = 403
 BROKEN: Final = 500
 
 
+EncodeFacts: TypeAlias = Callable[[Hidden, "LoggedRequest", float], bytes]
+"""Encodes what is known of a request that took so many seconds."""
+
+
 class LoggedRequest:
     """What is known about a request, and then about its answer."""
 
-    __slots__ = ("again", "cache", "method", "path", "size", "status")
+    __slots__ = ("cache", "method", "path", "size", "status")
 
     def __init__(self, method: str, path: bytes) -> None:
         self.method = method
@@ -42,8 +45,6 @@ class LoggedRequest:
         self.status: int | None = None
         self.size = 0
         self.cache: bytes | None = None
-        self.again: bytes | None = None
-        """Its line without the time, for an answer that is sent again."""
 
     def hear(self, message: Message) -> None:
         match message["type"]:
@@ -58,6 +59,33 @@ class LoggedRequest:
                 self.status = SWITCHED
             case "websocket.close":
                 self.status = self.status or REFUSED
+
+
+class RepeatedLine:
+    """The line of an answer that is given again, without the time.
+
+    It is encoded again only if the answer has other fields.
+    """
+
+    __slots__ = ("_encode", "_facts", "_fields", "_hide", "_method", "_path")
+
+    def __init__(self, encode: EncodeFacts, hide: Hidden, method: str, path: bytes) -> None:
+        self._encode = encode
+        self._hide = hide
+        self._method = method
+        self._path = path
+        self._fields: Raw | None = None
+        self._facts = b""
+
+    def facts(self, response: Response) -> bytes:
+        if response.fields is not self._fields:
+            request = LoggedRequest(self._method, self._path)
+            start = {"type": "http.response.start", "status": response.status}
+            request.hear({**start, "headers": response.fields})
+            request.hear({"type": "http.response.body", "body": response.body})
+            self._facts = self._encode(self._hide, request, 0.0)
+            self._fields = response.fields
+        return self._facts
 
 
 class AccessLog:
@@ -98,7 +126,7 @@ class AccessLog:
         path = scope.get("raw_path") or scope["path"].encode()
         request = LoggedRequest(scope.get("method", "GET"), path)
         if (keep := scope.get(KEEP)) is not None:
-            scope[KEEP] = self._log_repeats(keep, request)
+            scope[KEEP] = partial(self._log_repeats, keep, request.method, request.path)
 
         async def hear_and_send(message: Message) -> None:
             request.hear(message)
@@ -115,22 +143,22 @@ class AccessLog:
             self._note(request, self._ticks() - began)
 
     def _log_repeats(
-        self, keep: Callable[[ConfirmRepeat], None], request: LoggedRequest
-    ) -> Callable[[ConfirmRepeat], None]:
-        """Log another line each time when the answer is sent again."""
+        self,
+        keep: Callable[[Repeatable], None],
+        method: str,
+        path: bytes,
+        repeatable: Repeatable,
+    ) -> None:
+        """Log another line each time when the answer is given again."""
+        line = RepeatedLine(self._facts, self._hide, method, path)
 
-        def keep_logged(confirm_repeat: ConfirmRepeat) -> None:
-            def confirm_and_log() -> bool:
-                if not confirm_repeat():
-                    return False
-                if request.again is None:
-                    request.again = self._facts(self._hide, request, 0.0)
-                self._put(partial(self._line, self._clock(), request.again))
-                return True
+        def repeat_and_log() -> Response | None:
+            response = repeatable.repeat()
+            if response is not None:
+                self._put(partial(self._line, self._clock(), line.facts(response)))
+            return response
 
-            keep(confirm_and_log)
-
-        return keep_logged
+        keep(repeatable._replace(repeat=repeat_and_log))
 
     def _note(self, request: LoggedRequest, seconds: float) -> None:
         at = self._clock()
@@ -149,7 +177,8 @@ def shown_status(cache: bytes | None) -> str | None:
 
 
 def text_facts(hide: Hidden, request: LoggedRequest, seconds: float) -> bytes:
-    path = hide(shown_path(request.path))
+    # What is hidden leaves "cookie: ***": the path stays one word.
+    path = hide(shown_path(request.path)).replace(" ", "%20")
     size = 0 if request.method == "HEAD" else request.size
     status = request.status or "-"
     cache = shown_status(request.cache) or "-"

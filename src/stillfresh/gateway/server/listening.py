@@ -170,14 +170,16 @@ def server_config(
     app: ASGIApp,
     is_site: Callable[[str], bool] = lambda _: False,
     access: AccessLog | None = None,
+    is_proxy: Callable[[str | None], bool] = lambda _: False,
 ) -> uvicorn.Config:
     """Return how a gateway is run: without compression of messages, which costs memory per viewer.
 
-    `is_site`: True if a WebSocket for this path belongs to the site behind.
+    `is_site`: True if a WebSocket for this path belongs to the site behind. `is_proxy`: True if the
+    client with this address is a proxy whose claims about its own clients are believed.
     """
     return uvicorn.Config(
         finished(app) if access is None else access.around(finished(app)),
-        http=new_protocol(is_site, access),
+        http=new_protocol(is_site, access, is_proxy),
         ws=SocketProtocol,
         ws_max_size=LONGEST_FRAME,
         ws_per_message_deflate=False,
@@ -198,6 +200,13 @@ def begin_drain(server: Server) -> None:
     protocol = server.config.http_protocol_class
     if issubclass(protocol, Protocol):
         protocol.begin_drain(server.server_state.connections)
+
+
+def forget_hits(server: Server) -> None:
+    """Its app was replaced: answers of the old one are not given again."""
+    protocol = server.config.http_protocol_class
+    if issubclass(protocol, Protocol):
+        protocol.forget_hits(server.server_state.connections)
 
 
 def finished(app: ASGIApp) -> ASGIApp:

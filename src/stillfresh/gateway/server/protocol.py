@@ -4,9 +4,13 @@ RFC 9112: a head has limits of size and time, a target that is a whole URL names
 HTTP/1.0 clients get no chunks (§6.1). A request for a WebSocket of the site is passed on like
 any other, with its connection. Needs `stillfresh[web]`.
 
-`data_received` first looks for an answer that was kept for the same head (`hits`), and sends it
-without the parser and the app. For other requests, `_record` lets the app say that its answer may
-be kept. A refusal by the head alone takes its turn behind the answers that are under way.
+`data_received` first looks for an answer to an equal request (`hits`), and sends it without the
+parser and the app. For other requests, `_record` lets the app say how its answer may be given
+again. A refusal by the head alone takes its turn behind the answers that are under way.
+
+A request leaves no reference cycle behind, or the garbage collector would stop the server for as
+long as it takes to find thousands of them. So what a request's own objects hold of its `cycle` is a
+weak reference.
 """
 
 import asyncio
@@ -19,29 +23,23 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
+from weakref import ref
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from stillfresh.gateway.server.access import AccessLog
-from stillfresh.gateway.server.hits import (
-    LONGEST_KEPT_HEAD,
-    Hits,
-    KeptAnswer,
-    Recorder,
-    is_one_head,
-)
+from stillfresh.gateway.server.hits import WITH_MORE, Hits, Recorder, is_one_head
 from stillfresh.gateway.server.tunnels import ClientEnd, head_of
 from stillfresh.http.fields import Raw, http_date_text
-from stillfresh.pages.edge import LINGER, TUNNEL, refuse
-from stillfresh.pages.routes import INTERIM, KEEP
+from stillfresh.pages.edge import KEEP, LINGER, PROXY, TUNNEL, refuse
+from stillfresh.pages.routes import INTERIM
 
 LONGEST_HEAD: Final = 65_536
 """Bytes of a request line and its header fields; of trailers as well."""
 HEAD_TIME: Final = 30.0
 """Seconds for a head to come, from its first byte, or from the start of the connection."""
-WITH_MORE: Final = frozenset({b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
 TOO_LONG: Final = b"The request's head is too long.\n"
 OTHER_VERSION: Final = b"This server speaks HTTP/1.1 and HTTP/1.0.\n"
 NOT_HTTP: Final = b"This is not a valid HTTP request.\n"
@@ -63,29 +61,51 @@ class Protocol(HttpToolsProtocol):
     """One connection; a server's own subclass has the `hits` that its connections share."""
 
     hits: Hits
+    hits_of_proxies: Hits
+    """For trusted proxies: the same head may mean another page there."""
+    is_proxy: Callable[[str | None], bool]
+    """Whether the client with this address is a trusted proxy."""
     is_site: Callable[[str], bool]
     """Whether a WebSocket for this path belongs to the site."""
     access: AccessLog | None
     is_draining = False
     """The server ends soon: each answer is the last one of its connection."""
-    _is_unfit = False
+    _head_is_refused = False
     """True once a request was refused by its head alone: that is the connection's last answer."""
     _tunnel: ClientEnd | None = None
     _part = Part.NOTHING
     _unread = 0
-    _is_refused = False
+    _is_hung_up = False
     _timer: asyncio.TimerHandle | None = None
     _cycles: Sequence[RequestResponseCycle] = ()
     _head: bytes | None = None
     """The received bytes, if they are one whole head."""
     _data = b""
     _answered_at = -math.inf
+    _is_of_proxy = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._choose_hits()
         # RFC 9110 §2.5: HTTP/1.2 is read as 1.1; other versions are refused below.
         self.parser.set_dangerous_leniencies(lenient_version=True)
         self._start_timer()
+
+    def _choose_hits(self) -> None:
+        self._is_of_proxy = self.is_proxy(self.client[0] if self.client is not None else None)
+        self.hits = self.hits_of_proxies if self._is_of_proxy else type(self).hits
+
+    @classmethod
+    def forget_hits(cls, connections: Iterable[object]) -> None:
+        """The app was replaced: give no answer of the old one again. The new one may trust others.
+
+        Requests that are still under way on the old app note their answers in the old memos.
+        """
+        cls.hits = Hits()
+        cls.hits_of_proxies = Hits()
+        for connection in connections:
+            if isinstance(connection, cls):
+                connection._choose_hits()  # noqa: SLF001 (of the same class)
 
     @classmethod
     def begin_drain(cls, connections: Iterable[object]) -> None:
@@ -95,6 +115,7 @@ class Protocol(HttpToolsProtocol):
         """
         cls.is_draining = True
         cls.hits.clear()
+        cls.hits_of_proxies.clear()
         for connection in connections:
             if isinstance(connection, cls):
                 for cycle in connection._cycles:  # noqa: SLF001 (of the same class)
@@ -121,11 +142,10 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count the bytes of a head that the parser has not finished."""
-        answer = self.hits.get(data) if len(data) <= LONGEST_KEPT_HEAD else None
-        if answer is not None and self._is_idle() and answer.confirm_repeat():
+        if self._is_idle() and (answer := self.hits.text(data)) is not None:
             self._give_again(answer)
             return
-        if self._is_refused:
+        if self._is_hung_up:
             return
         if self._tunnel is not None:
             self._tunnel.inbox.add(data)
@@ -145,12 +165,12 @@ class Protocol(HttpToolsProtocol):
         """True if nothing is half read, running, or waiting to be written."""
         return (
             self._part is Part.NOTHING
-            and not (self._unread or self._is_refused or self.pipeline or self.flow.write_paused)
+            and not (self._unread or self._is_hung_up or self.pipeline or self.flow.write_paused)
             and (self.cycle is None or self.cycle.response_complete)
             and not self.transport.is_closing()
         )
 
-    def _give_again(self, answer: KeptAnswer) -> None:
+    def _give_again(self, answer: bytes) -> None:
         """Do what `data_received` and `on_response_complete` do, without the parser and the app."""
         if self._timer is not None:
             self._stop_timer()
@@ -158,7 +178,7 @@ class Protocol(HttpToolsProtocol):
         if self.timeout_keep_alive_task is None:
             self._keep_alive_for(self.timeout_keep_alive)
         self.server_state.total_requests += 1
-        self.transport.write(answer.text)
+        self.transport.write(answer)
 
     def _keep_alive_for(self, seconds: float) -> None:
         handler = self.timeout_keep_alive_handler
@@ -189,10 +209,10 @@ class Protocol(HttpToolsProtocol):
             # The refusal takes its turn after the answers that are under way: uvicorn has queued
             # each request with its own app. It replaces the app for the rest of the connection,
             # which ends with this answer (`is_last` in `_refuse`).
-            self._is_unfit = True
+            self._head_is_refused = True
             self.app = refusal if self.access is None else self.access.around(refusal)
         self._name_host()
-        if not self._is_unfit and self.parser.should_upgrade() and super()._should_upgrade():
+        if not self._head_is_refused and self.parser.should_upgrade() and super()._should_upgrade():
             self._find_tunnel()
         super().on_headers_complete()
         self._part = Part.BODY
@@ -217,7 +237,7 @@ class Protocol(HttpToolsProtocol):
 
     def _should_upgrade(self) -> bool:
         """False for a WebSocket of the site: the gateway does not speak it."""
-        return self._tunnel is None and not self._is_unfit and super()._should_upgrade()
+        return self._tunnel is None and not self._head_is_refused and super()._should_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
         """The parser has stopped here: it has not seen the bytes after the head.
@@ -239,17 +259,20 @@ class Protocol(HttpToolsProtocol):
         if head is None or self.is_draining or any(name in WITH_MORE for name, _ in self.headers):
             return
         recorder: Any = Recorder(self.transport)
-        respond = cycle.on_response
-
-        def on_response() -> None:
-            answer = recorder.kept()
-            if answer is not None and cycle.keep_alive:
-                self.hits.note(head, answer)
-            respond()
-
         cycle.transport = recorder
-        cycle.on_response = on_response
-        cycle.scope[KEEP] = recorder.keep  # type: ignore[typeddict-unknown-key]
+        cycle.on_response = partial(self._note_answer, self.hits, head, recorder, ref(cycle))
+        scope: Any = cycle.scope
+        scope[KEEP] = recorder.keep
+        scope[PROXY] = self._is_of_proxy
+
+    def _note_answer(
+        self, hits: Hits, head: bytes, recorder: Recorder, cycle_ref: "ref[RequestResponseCycle]"
+    ) -> None:
+        cycle = cycle_ref()
+        recorded = recorder.recorded()
+        if recorded is not None and cycle is not None and cycle.keep_alive:
+            hits.note(head, *recorded)
+        self.on_response_complete()
 
     def _follow(self, cycle: RequestResponseCycle) -> None:
         """If the client leaves, all its running requests must know, not just the last one."""
@@ -266,7 +289,8 @@ class Protocol(HttpToolsProtocol):
             send: Any = _send_unchunked(cycle)
             cycle.send = send  # type: ignore[method-assign]
         else:
-            cycle.scope[INTERIM] = partial(_tell, cycle)  # type: ignore[typeddict-unknown-key]
+            scope: Any = cycle.scope
+            scope[INTERIM] = partial(_tell, ref(cycle))
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0
@@ -305,7 +329,7 @@ class Protocol(HttpToolsProtocol):
 
     def _hang_up(self, status: int, text: bytes) -> None:
         """Refuse. It reads on for a moment, or the answer might not reach the client."""
-        self._is_refused = True
+        self._is_hung_up = True
         self._stop_timer()
         if self.transport.is_closing():
             return
@@ -332,9 +356,19 @@ class Protocol(HttpToolsProtocol):
         return self.cycle.response_complete
 
 
-def new_protocol(is_site: Callable[[str], bool], access: AccessLog | None) -> type[Protocol]:
+def new_protocol(
+    is_site: Callable[[str], bool],
+    access: AccessLog | None,
+    is_proxy: Callable[[str | None], bool],
+) -> type[Protocol]:
     """The protocol of one server."""
-    own = {"hits": Hits(), "is_site": staticmethod(is_site), "access": access}
+    own = {
+        "hits": Hits(),
+        "hits_of_proxies": Hits(),
+        "is_site": staticmethod(is_site),
+        "is_proxy": staticmethod(is_proxy),
+        "access": access,
+    }
     return type("Protocol", (Protocol,), own)
 
 
@@ -345,12 +379,15 @@ def _cut(cycle: RequestResponseCycle) -> None:
     cycle.message_event.set()
 
 
-def _tell(cycle: RequestResponseCycle, status: int, fields: Raw) -> None:
+def _tell(cycle_ref: "ref[RequestResponseCycle]", status: int, fields: Raw) -> None:
     """RFC 9110 §15.2: send an interim response before the answer; HTTP/1.0 has none.
 
     A client that does not read gets none: it can do without.
     """
-    if not (cycle.response_started or cycle.disconnected or cycle.flow.write_paused):
+    cycle = cycle_ref()
+    if cycle is not None and not (
+        cycle.response_started or cycle.disconnected or cycle.flow.write_paused
+    ):
         cycle.transport.write(head_of(status, fields))
 
 
@@ -379,11 +416,14 @@ async def _refuse(status: int, text: bytes, scope: Scope, receive: Receive, send
 
 def _send_unchunked(cycle: RequestResponseCycle) -> Send:
     """An answer of unknown length ends with the connection, which 1.0 closes anyway."""
-    send: Any = cycle.send
+    cycle_ref = ref(cycle)
     is_open_ended = False
 
     async def tell(message: Message) -> None:
         nonlocal is_open_ended
+        cycle = cycle_ref()
+        if cycle is None:
+            return  # its request is over
         if message["type"] == "http.response.start":
             names = {name.lower() for name, _ in message.get("headers", ())}
             is_open_ended = not names & {b"content-length", b"transfer-encoding"}
@@ -392,6 +432,6 @@ def _send_unchunked(cycle: RequestResponseCycle) -> Send:
         elif is_open_ended:
             left = math.inf if message.get("more_body") else len(message.get("body", b""))
             cycle.expected_content_length = left  # type: ignore[assignment]
-        await send(message)
+        await RequestResponseCycle.send(cycle, message)  # type: ignore[arg-type]
 
     return tell

@@ -96,7 +96,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._linger()
 
     async def send(self, message: "ASGISendEvent") -> None:
-        """A close has happened when the connection is gone: till then it is counted as one."""
+        """A close has happened when the connection is gone: until then the viewer is connected."""
         if message["type"] == "websocket.send" and (text := message.get("text")) is not None:
             await self.writable.wait()
             if self.conn.state is State.OPEN and not (self.close_sent or self.conn.extensions):

@@ -93,7 +93,12 @@ export function quantile(ages, bounds, share) {
 
 export function bound(found, bounds) {
   if (found === null) return "–";
-  return found.bound === Infinity ? `> ${duration(bounds.at(-1))}` : `≤ ${duration(found.bound)}`;
+  return found.bound === Infinity ? `> ${brief(bounds.at(-1))}` : `≤ ${brief(found.bound)}`;
+}
+
+/** The time of a load, which may be short. */
+function brief(seconds) {
+  return seconds < 1 ? `${+(seconds * 1000).toFixed(1)} ms` : duration(seconds);
 }
 
 /** The buckets worth a column, as [bound, reads]: around the terms in use, and wherever reads are.
@@ -141,9 +146,11 @@ function percentShort(share) {
 }
 
 /** A curve; or, of too few points or of nothing, words in its place.
-    Points are [seconds ago, value], the oldest first; at least a minute wide. */
+    Points are [seconds ago, value], the oldest first; at least a minute wide.
+    Below it: since when, and its highest value; while a pointer is over it, the value there. */
 export function spark(place, points, label) {
   const [target, words] = place.children;
+  const axis = place.children[2] ?? withAxis(place);
   const width = Math.max(60, points[0]?.[0] ?? 0);
   const most = Math.max(...points.map(([, value]) => value), 0);
   const x = (ago) => (300 * (1 - ago / width)).toFixed(1);
@@ -159,12 +166,37 @@ export function spark(place, points, label) {
   }
   const line = points.map(([ago, value]) => `${x(ago)} ${y(value)}`).join(" L");
   const [area, stroke] = target.children;
+  curves.set(place, { points, width });
+  put(axis.children[0], `${duration(width)} ago`);
+  put(axis.children[1], `max ${rate(most)}`);
   const isDrawn = most > 0 && points.length >= FEWEST_POINTS;
   target.toggleAttribute("hidden", !isDrawn);
+  axis.hidden = !isDrawn;
   put(words, isDrawn ? "" : points.length < FEWEST_POINTS ? "curve follows" : "none lately");
   stroke.setAttribute("d", isDrawn ? `M${line}` : "");
   area.setAttribute("d", isDrawn ? `M${line} L${x(points.at(-1)[0])} 31 L${x(points[0][0])} 31 Z` : "");
   target.setAttribute("aria-label", `${label} over the last five minutes, at most ${rate(most)} a second`);
+}
+
+const curves = new WeakMap(); // by place: what is drawn there
+
+/** The axis of a curve, and what a pointer reads there. */
+function withAxis(place) {
+  const parts = ["from", "most", "now", "read"].map((className) => element("span", { className }));
+  const axis = element("div", { className: "axis", hidden: true }, ...parts);
+  const [, , now, read] = parts;
+  now.textContent = "now";
+  place.append(axis);
+  place.addEventListener("pointermove", ({ clientX }) => {
+    const { left, width } = place.getBoundingClientRect();
+    const curve = curves.get(place);
+    const ago = curve.width * (1 - (clientX - left) / width);
+    const near = curve.points.reduce((best, it) => (Math.abs(it[0] - ago) < Math.abs(best[0] - ago) ? it : best), [Infinity, 0]);
+    read.textContent = near[0] === Infinity ? "" : `${rate(near[1])} /s, ${duration(near[0])} ago`;
+    axis.toggleAttribute("data-read", near[0] !== Infinity);
+  });
+  place.addEventListener("pointerleave", () => axis.removeAttribute("data-read"));
+  return axis;
 }
 
 /** A bar of parts: [verdict or null, amount]. */

@@ -33,6 +33,17 @@ const REASONS = {
   "vary": ["varies too much", "The response says Vary: *, or varies by a field that cannot be part of a key."],
 };
 
+/** What a healthy site does, too: the operator chose it, or a request or a response is made like that. */
+const USUAL = new Set([
+  "authorization", "body", "changed", "condition", "cookie", "encoded", "host", "hydration", "method", "no-freshness",
+  "no-store", "path", "private", "range", "remembered", "route", "set-cookie", "status", "stream",
+]);
+
+/** How many of these requests passed for a reason that the operator should look at. */
+export function needingAttention(passed) {
+  return passed.reduce((all, [reason, number]) => all + (USUAL.has(reason) ? 0 : number), 0);
+}
+
 /** A few words; a reason that is not known here, as it is. */
 export function wordsOf(reason) {
   return REASONS[reason]?.[0] ?? reason;

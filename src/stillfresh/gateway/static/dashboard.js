@@ -5,7 +5,7 @@ import {
   rate, shares, spark, visible,
 } from "./dashboard-draw.js";
 import { Entries } from "./dashboard-entries.js";
-import { meaningOf, ranked, wordsOf } from "./dashboard-reasons.js";
+import { meaningOf, needingAttention, ranked, wordsOf } from "./dashboard-reasons.js";
 
 const KEPT = 300; // seconds of history
 const RECENT = 10; // seconds over which a rate is taken
@@ -13,11 +13,12 @@ const POLL = 2_000;
 const LONGEST_PAUSE = 30_000;
 const SILENCE = 5_000; // the socket tells every second; after so long it is not relied upon
 const MOST_KINDS = 5; // in a card
+const MOST_STORIES = 10; // of wrong reads
 const MOST_REASONS = 3; // in the line at the top
 const MOST_DETAIL = 300; // characters of what upstream said
 const TOKEN = "stillfresh-token";
 const COUNTERS = [
-  "loads", "loaded", "failed", "absent", "coalesced", "superseded", "leases_won", "leases_denied", "store_errors",
+  "hits", "loads", "loaded", "failed", "absent", "coalesced", "superseded", "leases_won", "leases_denied", "store_errors",
   "objective_met", "objective_missed",
 ];
 const GAUGES = ["entries", "loading", "queued", "watched", "failing"];
@@ -57,13 +58,14 @@ async function access() {
 const history = [];
 
 function totals(rows) {
-  const sum = { reads: {}, ages: [], largest_batch: 0, room: 0, retry_at: null, error: null };
+  const sum = { reads: {}, ages: [], load_times: [], largest_batch: 0, room: 0, retry_at: null, error: null };
   for (const name of [...COUNTERS, ...GAUGES]) sum[name] = 0;
   for (const verdict of VERDICTS) sum.reads[verdict] = 0;
   for (const row of rows) {
     for (const name of [...COUNTERS, ...GAUGES]) sum[name] += row[name];
     for (const verdict of VERDICTS) sum.reads[verdict] += row.reads[verdict];
     row.ages.forEach((number, at) => { sum.ages[at] = (sum.ages[at] ?? 0) + number; });
+    row.load_seconds.counts.forEach((number, at) => { sum.load_times[at] = (sum.load_times[at] ?? 0) + number; });
     sum.largest_batch = Math.max(sum.largest_batch, row.largest_batch);
     sum.room += row.loads * row.max_batch;
     if (row.retry_at !== null) sum.retry_at = Math.min(sum.retry_at ?? Infinity, row.retry_at);
@@ -113,8 +115,8 @@ function speed(pick, kind = null) {
   return seconds > 0 ? Math.max(0, pick(of(now)) - pick(of(old))) / seconds : 0;
 }
 
-function since(old, now) {
-  return now.ages.map((number, at) => number - (old?.ages[at] ?? 0));
+function since(old, now, name = "ages") {
+  return now[name].map((number, at) => number - (old?.[name][at] ?? 0));
 }
 
 /** Requests of the last minute that passed through uncached: reason -> number. */
@@ -145,7 +147,7 @@ function health({ told, kinds, sum }) {
   const old = before(60).sum;
   const recent = Object.fromEntries(VERDICTS.map((it) => [it, sum.reads[it] - old.reads[it]]));
   const reads = sum.all_reads - old.all_reads;
-  const missed = missedText(told, kinds);
+  const missed = wrongText(told) + missedText(told, kinds);
   const well = missed ? "warn" : "ok";
   if (away.length) {
     const names = Object.keys(told.stores).length > 1 ? ` for ${away.map(([name]) => name).join(" and ")}` : "";
@@ -161,16 +163,25 @@ function health({ told, kinds, sum }) {
   const watched = sum.watched ? ` Kept fresh for viewers: ${plural(sum.watched, "key")}.` : "";
   const passed = ranked(passedOfLate());
   const uncached = passed.length ? ` ${passedText(passed)}` : "";
-  if (!reads && uncached) return ["warn", `${missed}Nothing was read from the cache in the last minute.${uncached}${watched}`];
+  const attention = needingAttention(passed);
+  if (!reads && uncached) return [missed || attention ? "warn" : "none", `${missed}Nothing was read from the cache in the last minute.${uncached}${watched}`];
   if (!reads) return [well, `${missed}Quiet: no reads in the last minute.${watched}`];
   if (recent.gone) return ["warn", `${missed}${plural(recent.gone, "read")} went unanswered in the last minute: there was no copy to serve.${uncached}`];
-  if (recent.fresh === reads && !uncached) return [well, `${missed ? `${missed}E` : "All fresh: e"}very read in the last minute got a fresh copy.${watched}`];
+  if (recent.fresh === reads && !uncached) return [well, `${missed}Every read in the last minute got a fresh copy.${watched}`];
   const parts = [
     [recent.fresh, "fresh"], [recent.stale, "stale and refreshed in the background"], [recent.expired, "expired"],
   ].filter(([number]) => number).map(([number, text]) => `${count(number)} ${text}`).join(", ");
   if (!uncached) return [well, `${missed ? `${missed}E` : "All is well: e"}very read in the last minute was answered: ${parts}.${watched}`];
-  const level = missed || passed.reduce((all, [, number]) => all + number, 0) > reads ? "warn" : "ok";
+  const level = missed || attention > reads ? "warn" : "ok";
   return [level, `${missed}Every read in the last minute was answered: ${parts}.${uncached}${watched}`];
+}
+
+/** "Reads were wrong: user (3 of 456 checked). ", if some were of late, and more than the objective allows. */
+function wrongText(told) {
+  const names = told.resources.filter(({ truth }) => truth && truth.wrong_reads.some((story) => told.at - story.judged_at < KEPT))
+    .filter(({ truth }) => !(wrongBurn(truth) <= 1))
+    .map(({ kind, truth }) => `${kind} (${count(truth.wrong)} of ${count(checkedOf(truth))} checked)`);
+  return names.length ? `Reads were wrong: ${names.slice(0, 3).join(", ")}${names.length > 3 ? ", …" : ""}. ` : "";
 }
 
 /** "Copies are too old: user misses its objective, with 5× the misses that it allows. " */
@@ -196,9 +207,10 @@ function passedText(passed) {
 
 /* ---- drawing ---- */
 
+
 const slot = (name) => document.querySelector(`[data-slot="${name}"]`);
 const say = (name, text) => put(slot(name), text);
-let ageOf = "recent";
+let spanOf = "recent";
 
 function draw(moment) {
   const { told, sum } = moment;
@@ -208,12 +220,14 @@ function draw(moment) {
   byId("workers").classList.toggle("bad", alive < all);
   put(byId("uptime"), `up ${duration(Math.max(0, told.at - told.started_at))}`);
   byId("site").hidden = !told.has_site;
-  drawAge(told, sum);
+  drawSpan(told, sum);
   drawReads(sum);
   drawUpstream(sum);
   drawRest(told, sum);
   drawBypassed(told);
+  drawSiteConnections(told.site_connections);
   drawKinds(moment);
+  drawTruth(told);
 }
 
 /** Read out only when it means something else than before: not with every number in it. */
@@ -228,8 +242,28 @@ function tellHealth(level, text, detail = "") {
   put(byId("health-detail"), visible(detail).slice(0, MOST_DETAIL));
 }
 
-function drawAge(told, sum) {
-  const ages = ageOf === "recent" && history.length > 1 ? since(before(KEPT).sum, sum) : sum.ages;
+/** The three questions, and the histogram: of the last five minutes, or since the start. */
+function drawSpan(told, sum) {
+  const old = spanOf === "recent" && history.length > 1 ? before(KEPT).sum : null;
+  drawAge(told, sum, old);
+  drawSaved(sum, old);
+  const times = since(old, sum, "load_times");
+  say("load.p50", bound(quantile(times, told.time_buckets, 0.5), told.time_buckets));
+  say("load.p99", bound(quantile(times, told.time_buckets, 0.99), told.time_buckets));
+}
+
+/** How many reads needed no load, and how many requests that saved. */
+function drawSaved(sum, old) {
+  const grown = (pick) => pick(sum) - (old ? pick(old) : 0);
+  const reads = grown((it) => it.all_reads);
+  say("saved.ratio", reads ? percent(grown((it) => it.hits) / reads) : "–");
+  const answered = reads - grown((it) => it.reads.gone);
+  const requests = Math.max(0, answered - grown((it) => it.loads));
+  say("saved.requests", sum.watched > 0 && requests === 0 ? "–" : count(requests));
+}
+
+function drawAge(told, sum, old) {
+  const ages = since(old, sum);
   const bounds = told.age_buckets;
   const [half, most] = [quantile(ages, bounds, 0.5), quantile(ages, bounds, 0.99)];
   say("age.p50", bound(half, bounds));
@@ -319,6 +353,16 @@ function drawRest(told, sum) {
   say("store.memory", count(sum.entries));
 }
 
+function drawSiteConnections(connections) {
+  const uses = Object.entries(connections);
+  const list = byId("site-connections");
+  list.hidden = !uses.length;
+  if (list.childElementCount !== 2 * uses.length) {
+    list.replaceChildren(...uses.flatMap(([use]) => [element("dt", { textContent: `site, ${use}` }), element("dd", { className: "number" })]));
+  }
+  uses.forEach(([, { in_use, most }], at) => put(list.children[2 * at + 1], `${count(in_use)} of ${count(most)}`));
+}
+
 function drawBypassed(told) {
   const reasons = ranked(told.bypassed);
   byId("bypassed").hidden = !reasons.length;
@@ -392,6 +436,51 @@ function drawObjective(row, objective, now, old) {
   rateOf.classList.toggle("bad", burn > 1);
 }
 
+/** How the checked reads of each kind were judged, and the stories of those that were wrong. */
+function drawTruth(told) {
+  const checked = told.resources.filter(({ truth }) => truth);
+  byId("truth").hidden = !checked.length;
+  const known = JSON.stringify(checked.map(({ cache, kind, truth }) => [cache, kind, truth]));
+  if (byId("truth").dataset.known === known) return;
+  byId("truth").dataset.known = known;
+  byId("truth-kinds").replaceChildren(...checked.map(truthRow));
+  const stories = checked.flatMap(({ kind, truth }) => truth.wrong_reads.map((story) => ({ kind, ...story })));
+  stories.sort((one, other) => other.judged_at - one.judged_at);
+  byId("wrong-reads").hidden = !stories.length;
+  byId("wrong-reads").replaceChildren(...stories.slice(0, MOST_STORIES).map(storyItem));
+}
+
+function checkedOf(truth) {
+  return truth.true + truth.late + truth.wrong;
+}
+
+/** How often reads are wrong, as a multiple of what the objective allows; NaN without one. */
+function wrongBurn(truth) {
+  const checked = checkedOf(truth);
+  return truth.objective && checked ? truth.wrong / checked / (1 - truth.objective.share) : NaN;
+}
+
+function truthRow({ kind, truth }) {
+  const { nines, objective } = truth;
+  const cells = [
+    count(checkedOf(truth)), count(truth.late), count(truth.wrong), count(truth.failed + truth.skipped),
+    nines === null ? "–" : nines.toFixed(1), duration(truth.true_within),
+    objective ? `${+(100 * objective.share).toFixed(6)} %` : "–",
+  ].map((text) => element("td", { className: "number", textContent: text }));
+  cells[2].classList.toggle("bad", truth.wrong > 0);
+  cells[6].classList.toggle("bad", wrongBurn(truth) > 1);
+  return element("tr", {}, element("th", { scope: "row", className: "cut", textContent: kind, title: kind }), ...cells);
+}
+
+/** "price 'a': served fresh from memory, 10 s old (fresh for 1 h); invalidated 12 s before." */
+function storyItem(story) {
+  const change = story.change ? `${story.change} ${duration(Math.max(0, story.served_at - story.changed_at))} before` : "no known change";
+  const lease = story.lease_until === null ? "" : "; there was a lease on it";
+  const text = `${story.kind} ${visible(story.key)}: served ${story.verdict.toLowerCase()} from ${story.origin}, `
+    + `${duration(story.age)} old (fresh for ${duration(story.fresh_for)}); ${change}${lease}.`;
+  return element("li", { textContent: text, title: `generation ${story.generation ?? "unknown"}` });
+}
+
 function kindRow(name, kind) {
   const row = element("tr", {}, element("th", { scope: "row", className: "cut", textContent: kind, title: kind }));
   row.dataset.kind = name;
@@ -422,12 +511,12 @@ function drawKind(row, sum, name, bounds) {
   put(cells[12], count(sum.failed + sum.store_errors));
 }
 
-for (const [id, which] of [["age-recent", "recent"], ["age-all", "all"]]) {
+for (const [id, which] of [["span-recent", "recent"], ["span-all", "all"]]) {
   byId(id).addEventListener("click", () => {
-    ageOf = which;
-    byId("age-recent").setAttribute("aria-pressed", String(which === "recent"));
-    byId("age-all").setAttribute("aria-pressed", String(which === "all"));
-    if (history.length) drawAge(history.at(-1).told, history.at(-1).sum);
+    spanOf = which;
+    byId("span-recent").setAttribute("aria-pressed", String(which === "recent"));
+    byId("span-all").setAttribute("aria-pressed", String(which === "all"));
+    if (history.length) drawSpan(history.at(-1).told, history.at(-1).sum);
   });
 }
 

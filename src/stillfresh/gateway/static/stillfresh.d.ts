@@ -67,6 +67,11 @@ export interface RouteMessage {
   type: "route";
   path: string;
 }
+export interface AtLeastMessage {
+  type: "at_least";
+  /** Of changes: `Stillfresh-Token` of a response. */
+  token: string;
+}
 export interface SignInMessage {
   type: "sign_in";
   token: string;
@@ -90,6 +95,7 @@ export type ClientMessage =
   | UnsubscribeMessage
   | VisibleMessage
   | RouteMessage
+  | AtLeastMessage
   | SignInMessage
   | SignOutMessage
   | AskStatsMessage
@@ -215,6 +221,8 @@ export class Client {
   signIn(token: Token): Promise<void>;
   /** A guest again; a token that is still on its way is not used. */
   signOut(): void;
+  /** The user has changed something: shows nothing older, for a minute. Takes its token, or the Response. */
+  atLeast(given: string | Response | null): void;
   /** Asks for the operator's figures: "stats" events, now and every second. */
   stats(token?: string | null): void;
   /** For good. */

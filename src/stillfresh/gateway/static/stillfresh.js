@@ -15,6 +15,9 @@ const LONGEST_PATH = 2_000; // characters; the server refuses more
 const LONGEST_ID = 1_000; // likewise
 const MOST_REMEMBERED = 1_000; // mistakes of the page; the oldest are forgotten
 const RENEWED_EVERY = 10_000; // milliseconds; a token that ends sooner is not replaced by itself
+const CHANGES_FOR = 60_000; // milliseconds for which a token of changes is sent again
+const LONGEST_CHANGES = 400; // characters of such a token
+const MOST_CHANGES = 10; // tokens that are sent again
 
 /** Connects, and watches every [data-fresh] of the document; see stillfresh.d.ts for the options. */
 export function connect(url, options = {}) {
@@ -52,9 +55,9 @@ export class Client {
   #viewer = null; // whose views are shown; null is a guest's
   #token = null; // the one that was sent last
   #renewedAt = -Infinity; // when a token that had ended was last replaced
-  #again = null; // the timer of the next try, while the server cannot say who we are
+  #again = null; // the timer of the next try, while the server cannot sign this viewer in
   #failures = 0; // tries of that kind since the last success
-  #asked = 0; // how often the token was given anew: who is late with one is not heard
+  #asked = 0; // counts the tokens; a sign-in with an older token is ignored
   #unanswered = 0; // sign_in and sign_out, before we are ready
   #topics = new Map(); // what is on screen: key -> Topic
   #sent = new Set(); // the keys that the server knows of
@@ -69,6 +72,7 @@ export class Client {
   #frame = null;
   #path = null;
   #told = null;
+  #changes = []; // tokens of changes, each with the time at which it came
   #warned = new Map(); // kinds that there are not -> why
   #onScreen;
   #inDocument;
@@ -160,6 +164,24 @@ export class Client {
       this.#settle(null);
       this.#begin();
     }
+  }
+
+  /**
+   * The user has changed something: shows nothing from before that. `given` is a token, or the
+   * Response to the request that made the change. For a minute, also after a reconnect.
+   */
+  atLeast(given) {
+    const token = given instanceof Response ? given.headers.get("Stillfresh-Token") : given;
+    if (!token || this.#isClosed) return;
+    if (typeof token !== "string") throw new TypeError("atLeast: takes a token or a Response");
+    const cameAt = performance.now();
+    this.#changes = [...this.#lastChanges().slice(-MOST_CHANGES + 1), { token, cameAt }];
+    if (this.#isReady) this.#send([changesMessage(token)]);
+  }
+
+  #lastChanges() {
+    const oldest = performance.now() - CHANGES_FOR;
+    return this.#changes.filter(({ cameAt }) => cameAt > oldest);
   }
 
   /** Asks for the operator's figures: "stats" events, now and every second. */
@@ -371,7 +393,7 @@ export class Client {
     return items;
   }
 
-  /** What the server would refuse is not sent: it closes on who makes mistake after mistake. */
+  /** Do not send what the server would refuse: it closes a connection that makes many mistakes. */
   #mayAsk(key, topic) {
     if (!this.#isOpen(topic)) return false;
     const { kind, id, watches } = topic;
@@ -542,7 +564,7 @@ export class Client {
     else this.#answered();
   }
 
-  /** First of all who we are; what is on screen is asked for when that was answered. */
+  /** Sign in first. What is on screen is requested when the server has answered. */
   async #begin() {
     if (this.#welcome === null) return;
     const [asked, socket] = [this.#asked, this.#socket];
@@ -577,7 +599,7 @@ export class Client {
     if (given && given !== this.#token) this.#sendToken(given);
   }
 
-  /** The server cannot say just now who we are: ask again, after growing pauses. */
+  /** The server cannot sign this viewer in just now: try again, after growing pauses. */
   #tryAgain() {
     clearTimeout(this.#again);
     this.#again = setTimeout(() => {
@@ -597,6 +619,7 @@ export class Client {
     this.#isReady = true;
     this.#told = document.visibilityState === "visible";
     const messages = this.#told ? [] : [{ type: "visible", visible: false }];
+    for (const { token } of this.#lastChanges()) messages.push(changesMessage(token));
     if (this.#options.stats) messages.push(this.#options.stats);
     if (messages.length > 0) this.#send(messages);
     this.#settle(this.#welcome.viewer_id);
@@ -669,6 +692,11 @@ function addressOf(url) {
   return address.href;
 }
 
+/** One that is too long counts at the server as a change by anybody, and so does an unreadable one. */
+function changesMessage(token) {
+  return { type: "at_least", token: token.slice(0, LONGEST_CHANGES + 1) };
+}
+
 function pathHere() {
   return location.pathname.slice(0, LONGEST_PATH);
 }
@@ -722,12 +750,12 @@ function mark(element, view) {
   else element.dataset.error = view.error;
 }
 
-/** Why nothing is shown, for a stylesheet and who looks for it; the next view takes it away. */
+/** Note why nothing is shown, for stylesheets and people. The next view removes the note. */
 function fault(watches, message) {
   for (const { element } of watches) element.dataset.error = message;
 }
 
-/** For who writes the page: a mistake in it, once. */
+/** Tell the page's author of a mistake in the page, once. */
 function warn(message) {
   if (warned.size < MOST_WARNINGS && !warned.has(message)) {
     warned.add(message);
@@ -813,5 +841,8 @@ function begin() {
     automatic = current = new Client(undefined, {});
   }
 }
-if (document.readyState === "complete") setTimeout(begin);
-else for (const name of ["DOMContentLoaded", "load"]) window.addEventListener(name, begin);
+function beginWhenLoaded() {
+  if (document.readyState === "complete") setTimeout(begin);
+  else for (const name of ["DOMContentLoaded", "load"]) window.addEventListener(name, begin);
+}
+if (typeof document !== "undefined") beginWhenLoaded(); // a server that renders React has none

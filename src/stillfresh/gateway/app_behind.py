@@ -19,7 +19,7 @@ class NotStarted(StillfreshError):
     """The app behind the gateway failed to start."""
 
 
-class Behind:
+class AppBehind:
     """The app behind the gateway, and its lifespan.
 
     An app without a lifespan is used without one.
