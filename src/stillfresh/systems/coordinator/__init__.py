@@ -1,5 +1,10 @@
 """TTL Coordinator: refreshes items on screen in batches, when they become stale.
 
+The way of an item: `coordinator` ticks, and the kind's `track` looks up which subscribed items are
+stale (`rules`). The engine loads them in one batch with the kind's `fetch` (`nexus` for posts and
+users), and publishes the views to `database`. `controller` does the same for callers that ask now,
+and tells the listeners.
+
 `NexusClient` is imported when it is named: it alone needs httpx2, the extra `stillfresh[web]`.
 """
 

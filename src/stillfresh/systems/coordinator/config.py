@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 
 from stillfresh.checks import checked_flag, checked_function, checked_whole
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import Codec, Objective
+from stillfresh.engine import CALLS, Codec, Objectives, check_declared
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 from stillfresh.systems.coordinator.rules import View, by_id, post_id, user_id
@@ -107,8 +107,14 @@ class Kind:
 
     That is the stored bytes by id, so that it can ask whether they are still right.
     """
-    objective: str | None = None
+    objective: Objectives = None
     """In a `Hub`: the freshness objective, such as "99% of reads younger than 1m"."""
+    check: float = 0.0
+    """In a `Hub`: the share of reads that is compared with what `fetch` gives."""
+    true_within: Duration | None = None
+    """In a `Hub`: how late a view may be, for those checks. None: `fresh_for`."""
+    check_calls: float = CALLS
+    """In a `Hub`: the most calls of `fetch` a second that checks make."""
     ttl_ms: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -125,8 +131,14 @@ class Kind:
             checked_flag(f"{self.name}: {name}", getattr(self, name))
         for name in ("max_batch", "concurrency"):
             checked_whole(f"{self.name}: {name}", getattr(self, name))
-        if self.objective is not None:
-            Objective.of(self.objective, name=f"{self.name}: objective")
+        check_declared(
+            self.name,
+            self.objective,
+            check=self.check,
+            true_within=self.true_within,
+            check_calls=self.check_calls,
+            fresh_for=ttl,
+        )
 
     @property
     def ttl(self) -> float:

@@ -146,7 +146,7 @@ class TtlCoordinator:
             self._tick_now()
 
     def set_route(self, route: str) -> None:
-        """The page now has this path: a new path resets the subscriptions."""
+        """Tell the coordinator the page's path. A new path resets the subscriptions."""
         previous = self._route
         self._route = checked_id("route", route)
         if previous not in {None, route}:
@@ -191,7 +191,7 @@ class TtlCoordinator:
         self.unsubscribe(USER, pubky)
 
     def subscribe(self, kind: str, id: str, *, counted: bool | None = None) -> None:  # noqa: A002
-        """Keep an item of any kind fresh: it is fetched by a next tick if it is stale."""
+        """Keep an item of any kind fresh: a later tick fetches it if it is stale."""
         track = self._controller.track(kind)
         if counted is None:
             counted = track.kind.counted or (kind == POST and self._counted)

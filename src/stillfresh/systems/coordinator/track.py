@@ -4,9 +4,9 @@ A kind is a resource of the controller's cache. The engine leases, fetches and p
 module decides what is in a request, for which viewer it is made, and when a row is stale.
 
 A key holds its viewer's session, so the engine never mixes the loads of two viewers. The file knows
-whose views it holds. Before a request is sent, `_load` checks that the file still belongs to the
-session's viewer. At that time the engine holds the leases: if another viewer signs in after the
-check, the sign-in deletes the leases, and the views that arrive later are not stored.
+whose views it holds. Before a request is sent, `_load_for_viewers` checks that the file still
+belongs to the session's viewer. At that time the engine holds the leases: if another viewer signs
+in after the check, the sign-in deletes the leases, and the views that arrive later are not stored.
 
 The result of a refresh says what was stored, and so when an id is stale again. A row is read again
 only if the result does not say it: if another change came first.
@@ -99,7 +99,10 @@ class ViewKey(NamedTuple):
 
 
 class Track(Driver[str]):
-    """`controller` knows the signed-in viewer, and is told of new views."""
+    """The items of one kind: their resource, and the lane of those that are subscribed.
+
+    `controller` knows the signed-in viewer, and is told of new views.
+    """
 
     def __init__(self, kind: Kind, controller: "TtlController", fetch_timeout: float) -> None:
         super().__init__(_terms(kind, 0.0), lambda: stamped(controller.clock()))
@@ -113,7 +116,7 @@ class Track(Driver[str]):
         self._codec: MsgpackCodec[OwnedView] = MsgpackCodec(tuple[str, View], kind.name)
         self._spec: Spec[ViewKey, OwnedView] = Spec(
             kind=kind.name,
-            load=self._load,
+            load=self._load_for_viewers,
             codec=self._codec,
             terms=_terms(kind, 0.0),
             tags=None,
@@ -280,7 +283,7 @@ class Track(Driver[str]):
                 times[key.id] = cools_until(outcome.retry_at, self._longest_cooldown, now)
             elif outcome is not None and result.answer.verdict is Verdict.FRESH:
                 times[key.id] = fresh_until(result.answer.fetched_at, self.kind.ttl, now)
-        # All times are known. But nothing is refreshed while nobody is signed in, says `times`.
+        # All times are known. `times` turns them into "never" while nobody is signed in.
         return self.times([*times], times)
 
     async def edit(self, id_: str, session: ViewerSession, view: View | None) -> None:
@@ -335,7 +338,7 @@ class Track(Driver[str]):
             if stale_time <= now:
                 self.lane.refer(id_, now)
 
-    async def _load(self, keys: list[ViewKey]) -> dict[ViewKey, object]:
+    async def _load_for_viewers(self, keys: list[ViewKey]) -> dict[ViewKey, object]:
         """The engine's loader: it sends one request for each viewer among the keys.
 
         A sign-in after these checks is safe: it deletes the leases, which are held by now.

@@ -89,13 +89,13 @@ class FeedEngine:
             raise ConfigError(
                 f"source: must be an object with the methods of FeedSource, not {shown(source)}"
             )
-        self._cache = cache
+        self._file = cache
         self._source = source
         self._clock = cache.clock if clock is None else checked_clock(clock)
         self._store = FeedStore(cache, clock=self._clock, tell=self._tell)
         self._reads = LoopReads(cache)
-        self._engine = Cache(self._store, clock=self._clock, sleep=sleep)
-        self._keys = self._engine.batched(
+        self._loads = Cache(self._store, clock=self._clock, sleep=sleep)
+        self._keys = self._loads.batched(
             KIND,
             fresh_for=cache.fresh_for,
             stale_for=cache.keep_for + DAY,
@@ -113,7 +113,7 @@ class FeedEngine:
         the engine answers `get` of a stale key at once, and loads it in the background. Then the
         engine knows that the load is under way, and starts no second one.
         """
-        self._needs_no_event: BoundedDict[str, bool] = BoundedDict(MAX_KEYS)
+        self._first_fetches: BoundedDict[str, bool] = BoundedDict(MAX_KEYS)
         """By key: True while it is fetched for the first time. Its callers get the answer itself.
 
         False if a write overtook that fetch: the next one is reported.
@@ -165,7 +165,7 @@ class FeedEngine:
         rows = await self._reads.find(key, now, raw=raw)
         if rows is None:
             return await self._load_and_serve(key, forces=not self._has_fetch(key), raw=raw)
-        if rows.is_fresh(self._cache.fresh_for, now, self._broken.get(key)):
+        if rows.is_fresh(self._file.fresh_for, now, self._broken.get(key)):
             return rows, Freshness(Verdict.FRESH, rows.fetched_at, self._clock)
         error = rows.failure(key, now)
         is_cooling = error is not None and not may_retry(error, now)
@@ -173,7 +173,7 @@ class FeedEngine:
             if error is not None and is_cooling:
                 raise error
             return await self._load_and_serve(key, forces=bool(rows.broken), raw=raw)
-        self._needs_no_event.pop(key, None)  # a reader got an old list, so the next copy is news
+        self._first_fetches.pop(key, None)  # a reader got an old list, so the next copy is news
         if not is_cooling and key not in self._refreshing and len(self._refreshing) < MAX_KEYS:
             self._refreshing.add(key)
             self._tasks.spawn(self._refresh(key, forces=bool(rows.broken)))
@@ -181,7 +181,7 @@ class FeedEngine:
 
     async def _load_and_serve(self, key: str, *, forces: bool, raw: bool) -> Served:
         """Fetch. Return the rows of the file, or the fetched data if they could not be stored."""
-        self._needs_no_event.note(key, self._needs_no_event.get(key, True))
+        self._first_fetches.note(key, self._first_fetches.get(key, True))
         answer: Answer[int] | None = None
         error: LoadFailed | None = None
         try:
@@ -193,7 +193,7 @@ class FeedEngine:
         if rows is not None:
             if rows.broken and answer is not None:
                 self._broken.note(key, rows.broken)
-            is_fresh = rows.is_fresh(self._cache.fresh_for, now, self._broken.get(key))
+            is_fresh = rows.is_fresh(self._file.fresh_for, now, self._broken.get(key))
             if is_fresh or rows.is_hit:
                 verdict = Verdict.FRESH if is_fresh else Verdict.STALE
                 return rows, Freshness(verdict, rows.fetched_at, self._clock, error)
@@ -271,8 +271,8 @@ class FeedEngine:
     def _tell(self, key: str, published: Published) -> None:
         """Report a refresh, unless its callers get the answer itself."""
         if published is Published.OVERTAKEN:
-            self._needs_no_event.note(key, value=False)
-        elif not self._needs_no_event.pop(key, False):
+            self._first_fetches.note(key, value=False)
+        elif not self._first_fetches.pop(key, False):
             self._updated.emit(FeedCacheUpdated(key, changed=published is Published.NEWS))
 
     async def create_topic(self, topic: Topic) -> None:
@@ -342,7 +342,7 @@ class FeedEngine:
 
     async def _run(self, job: Callable[[Writes], T]) -> T:
         now = self._clock()
-        fresh_for = self._cache.fresh_for
+        fresh_for = self._file.fresh_for
         return await self._store.run(lambda file: job(Writes(file, now, fresh_for)))
 
     def _wait_when_closing(self, work: "asyncio.Future[None]") -> None:
@@ -376,7 +376,7 @@ class FeedEngine:
         self._is_closed = True
         if self._writes:
             await asyncio.wait(self._writes, timeout=GRACE)
-        await self._engine.close()
+        await self._loads.close()
         await self._tasks.end(GRACE)
 
     async def __aenter__(self) -> Self:
@@ -389,7 +389,7 @@ class FeedEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise NotOpen("this feed engine is closed; make another one")
-        self._cache.check_open()
+        self._file.check_open()
 
 
 async def _call_listener(

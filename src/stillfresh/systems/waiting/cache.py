@@ -78,34 +78,34 @@ class WaitingCache:
         self.hear(Started())
 
     def opened(self, game_id: GameId, my_turn: bool = True, version: int | None = None) -> None:
-        """A game is on screen; `version` is the one shown, if games have versions."""
+        """Report that a game is on screen; `version` is the one shown, if games have versions."""
         self.hear(Opened(game_id, my_turn, version))
 
     def move_sent(self, game_id: GameId, version: int | None = None) -> None:
-        """We have played, at this version; without one, at the version on screen."""
+        """Report a move of ours, at this version; without one, at the version on screen."""
         self.hear(MoveSent(game_id, version))
 
     def your_turn(self, game_id: GameId, version: int | None = None) -> None:
-        """The backend says that it is our turn in a game."""
+        """Report that the backend says that it is our turn in a game."""
         self.hear(YourTurn(game_id, version))
 
     def game_state(self, game_id: GameId, my_turn: bool, version: int | None = None) -> None:
-        """The backend's state of a game: forward every one that arrives.
+        """Report the backend's state of a game. Forward every state that arrives.
 
-        Any game's state confirms an earlier move in it. More happens only for the game on screen.
+        A state confirms an earlier move in its game. Only the game on screen changes further.
         """
         self.hear(GameState(game_id, my_turn, version))
 
     def move_failed(self, game_id: GameId, version: int | None = None) -> None:
-        """The backend refused our move, or the move did not end our turn."""
+        """Report that the backend refused our move, or that the move did not end our turn."""
         self.hear(MoveFailed(game_id, version))
 
     def reconnected(self) -> None:
-        """The connection was lost: messages may have been missed."""
+        """Report that the connection was lost and is back: messages may have been missed."""
         self.hear(Reconnected())
 
     def invalidated(self) -> None:
-        """The backend sent `long_wait_invalidated`."""
+        """Report that the backend sent `long_wait_invalidated`."""
         self.hear(Invalidated())
 
     async def settled(self) -> None:

@@ -114,7 +114,7 @@ class State(Struct, frozen=True):
 
     @property
     def is_busy(self) -> bool:
-        """True: a request is under way, or follows."""
+        """True if a request is under way or will follow."""
         return self.in_flight is not None or self.follows is not None
 
 

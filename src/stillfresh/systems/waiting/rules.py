@@ -192,10 +192,10 @@ def your_turn(state: State, event: YourTurn) -> Step:
     if screen is None or screen.game_id != event.game_id:
         return turn_came(state, event.game_id, event.version)
     # Without versions, a message that the screen awaits is taken for that of the counted turn.
-    is_counted = screen.awaits_message and None in {event.version, screen.version}
+    is_awaited = screen.awaits_message and None in {event.version, screen.version}
     screen = replace(screen, my_turn=True, awaits_message=False)
     state = replace(state, screen=screen)
-    return Step(state) if is_counted else turn_came(state, event.game_id, event.version)
+    return Step(state) if is_awaited else turn_came(state, event.game_id, event.version)
 
 
 def without_mid_turn(snapshot: Snapshot | None, game_id: GameId) -> Snapshot | None:
@@ -278,10 +278,10 @@ def game_state(state: State, event: GameState) -> Step:
         return confirmed(state, replace(event, my_turn=screen.my_turn))
     turn_begins = event.my_turn and not screen.my_turn
     turn_continues = event.my_turn and not turn_begins and event.game_id in state.pending
-    is_uncounted = not is_late(state, event.game_id, event.version)
+    is_new_turn = not is_late(state, event.game_id, event.version)
     overtaken_up_to = overtaken(screen, event.version, turn_continues=turn_continues)
     version = screen.version if event.version is None else event.version
-    awaits_message = turn_begins and is_uncounted
+    awaits_message = turn_begins and is_new_turn
     state = replace(
         state,
         screen=replace(
@@ -291,7 +291,7 @@ def game_state(state: State, event: GameState) -> Step:
     )
     if not event.my_turn:
         return not_my_turn(state, event)
-    if is_uncounted and (turn_begins or turn_continues):
+    if is_new_turn and (turn_begins or turn_continues):
         return turn_came(state, event.game_id, event.version, is_new_turn=turn_begins)
     return Step(state)
 
