@@ -10,8 +10,16 @@ with needs("django", "stillfresh.integrations.django"):
     from stillfresh.integrations.django.backend import StillfreshCache
     from stillfresh.integrations.django.board import dashboard
     from stillfresh.integrations.django.codec import DjangoCodec
+    from stillfresh.integrations.django.errors import UnavailableMiddleware
     from stillfresh.integrations.django.invalidation import invalidate, invalidate_on_change, tag_of
+    from stillfresh.integrations.django.own_writes import ReadYourWritesMiddleware
     from stillfresh.integrations.django.pages import PageMiddleware, cache_page
 
 __all__ = ["DjangoCodec", "PageMiddleware", "StillfreshCache", "cache_page", "invalidate"]
-__all__ += ["dashboard", "invalidate_on_change", "tag_of"]
+__all__ += [
+    "ReadYourWritesMiddleware",
+    "UnavailableMiddleware",
+    "dashboard",
+    "invalidate_on_change",
+    "tag_of",
+]

@@ -6,8 +6,9 @@ gets. `get` returns only fresh values; `get_or_set` and pages may be served stal
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from math import ceil
 from threading import get_ident
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.core.cache import caches
@@ -19,21 +20,37 @@ from django.utils.translation import get_language
 from django.utils.translation import override as override_language
 
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import DELETE, LEAVE, Amended, Answer, Loaded, checked_tags
+from stillfresh.engine import Amended, Answer, Loaded, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, StoreError
 from stillfresh.freshness import Verdict
-from stillfresh.integrations.django.shared import SharedCache, TaggedKey, options_of, shared
+from stillfresh.integrations.django.shared import SharedCache, options_of, shared
+from stillfresh.integrations.tagged_values import (
+    NEVER_ENDS,
+    BytesChange,
+    TaggedKey,
+    update_with_its_tags,
+)
 
 T = TypeVar("T")
 
-NEVER_ENDS: Final = 100 * 365 * 86_400.0
-"""Seconds that an entry without a timeout is fresh for."""
 MISSING: Final = object()
-BytesChange: TypeAlias = Callable[[Answer[bytes] | None], object]
-
-
-class OtherTags(Exception):
-    """The entry has other tags than its lease would get."""
+LISTING: Final = "list the entries with `manage.py stillfresh inspect`, or in the dashboard"
+REPLACEMENTS: Final = {
+    "delete_pattern": "give the entries a tag, cache.set(key, value, tags=['menu']), and call "
+    "cache.invalidate_tag('menu')",
+    "keys": LISTING,
+    "iter_keys": LISTING,
+    "lock": "let cache.get_or_set(key, load) call `load` once for all processes; for work that is "
+    "no cached value, use the lock of your own Redis client",
+    "pttl": "use cache.ttl(key), in seconds",
+    "expire": "use cache.touch(key, timeout)",
+    "pexpire": "use cache.touch(key, timeout), in seconds",
+    "expire_at": "use cache.touch(key, timeout), in seconds from now",
+    "pexpire_at": "use cache.touch(key, timeout), in seconds from now",
+    "persist": "use cache.touch(key, None)",
+    "client": "entries are not plain Redis values; use a Redis client of your own beside it",
+}
+"""What users of django-redis call besides Django's own methods."""
 
 
 def _as_coroutine(method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
@@ -135,6 +152,22 @@ class StillfreshCache(BaseCache):
         )
         return result.stored
 
+    def ttl(self, key: str, version: int | None = None) -> int | None:
+        """Seconds until the timeout ends; 0 if there is no value, None if it has no timeout."""
+        answer = self._known_answer(self.make_and_validate_key(key, version=version))
+        if not isinstance(answer, Answer) or not _has_fresh_value(answer):
+            return 0
+        if answer.policy.fresh_for >= NEVER_ENDS:
+            return None
+        return max(1, ceil(answer.policy.fresh_for - answer.age))
+
+    def __getattr__(self, name: str) -> Any:
+        """Name the replacement of a method of django-redis. `hasattr` stays False."""
+        advice = REPLACEMENTS.get(name)
+        if advice is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(f"{name} is a method of django-redis; with stillfresh, {advice}")
+
     def incr(self, key: str, delta: int = 1, version: int | None = None) -> Any:
         """Add to a number, atomically across machines, and keep its timeout. Raises ValueError."""
         result: Any = None
@@ -147,12 +180,12 @@ class StillfreshCache(BaseCache):
             result = value + delta
             return Amended(self._shared.encoded(result, self._shared.tags(answer.value)))
 
-        self._amend(key, version, change)
+        update_with_its_tags(self._resource, self._key(key, version, ()), change)
         return result
 
     def delete(self, key: str, version: int | None = None) -> bool:
         """Delete a value. Of many callers at once, one gets True."""
-        return self._update(key, version, lambda answer: LEAVE if answer is None else DELETE)
+        return self._resource.remove(self._key(key, version, ()))
 
     def delete_many(self, keys: Iterable[str], version: int | None = None) -> None:
         """Delete many values."""
@@ -183,26 +216,6 @@ class StillfreshCache(BaseCache):
 
         self._resource.update(self._key(key, version, tags), note_and_change)
         return had_value
-
-    def _amend(self, key: str, version: int | None, change: BytesChange) -> bool:
-        """Change an entry and keep its tags.
-
-        The lease of an update replaces the entry's tags, and they are known only after the entry
-        was read. So the update starts again with the tags that it read, until they agree.
-        """
-        tags: tuple[str, ...] = ()
-
-        def change_if_same_tags(answer: Answer[bytes] | None) -> object:
-            nonlocal tags
-            stored_tags = () if answer is None else self._shared.tags(answer.value)
-            if stored_tags != tags:
-                tags = stored_tags
-                raise OtherTags
-            return change(answer)
-
-        while True:
-            with suppress(OtherTags):
-                return self._update(key, version, change_if_same_tags, tags)
 
     def get_or_set(
         self,
@@ -246,28 +259,29 @@ class StillfreshCache(BaseCache):
         tags: Sequence[str] = (),
     ) -> Any:
         """Read with this loader; MISSING if its value is private, or it failed a moment ago."""
-        value, _ = self.read_checked(key, load, version=version, tags=tags)
+        value, _ = self.read_with_answer(key, load, version=version, tags=tags)
         return value
 
-    def read_checked(
+    def read_with_answer(
         self,
         key: str,
         load: Callable[[], object],
         *,
         version: int | None = None,
         tags: Sequence[str] = (),
-    ) -> tuple[Any, bool]:
-        """The value as `read` returns it, and whether the store could not be asked about it."""
+    ) -> tuple[Any, Answer[bytes] | None]:
+        """The value as `read` returns it, and the answer that it came with, if any."""
         key = self._key(key, version, tags)
-        value = self._value(self._known_answer(key), MISSING)
-        if value is not MISSING:
-            return value, False
+        known = self._known_answer(key)
+        value = self._value(known, MISSING)
+        if value is not MISSING and isinstance(known, Answer):
+            return value, known
         answer = self._resource.read(key, in_background(load))
         if isinstance(answer, LoadFailed) and answer.__cause__ is not None:
             raise answer.__cause__
         if isinstance(answer, Answer) and answer.found:
-            return self._shared.decoded(answer.value, MISSING), answer.unverified
-        return MISSING, False
+            return self._shared.decoded(answer.value, MISSING), answer
+        return MISSING, None
 
     def is_known_without_store(self, key: str, value: object) -> bool:
         """True if memory has this value, and the store cannot be asked about it."""

@@ -21,9 +21,9 @@ from django.middleware.cache import CacheMiddleware
 from django.utils.cache import patch_vary_headers
 
 from stillfresh.durations import Duration
-from stillfresh.engine import Loaded, Private
+from stillfresh.engine import Answer, Loaded, Private
 from stillfresh.errors import StoreError
-from stillfresh.http.freshness import without_lifetime
+from stillfresh.http.freshness import cache_status, outcome_of, without_lifetime
 from stillfresh.integrations.django.backend import MISSING, StillfreshCache, backend_of
 
 Tags = Sequence[str] | Callable[..., Sequence[str]]
@@ -57,12 +57,13 @@ class PageMiddleware(CacheMiddleware):
         rules = self.on(exchange)
         page: HttpResponse | None = rules.process_request(request)
         if page is not None:
-            if exchange.is_unverified:
+            if exchange.answer is not None and exchange.answer.unverified:
                 _end_lifetime(page)
-            return page
-        if exchange.response is not None:
-            return exchange.response
-        return rules.process_response(request, _rendered(view(request)))
+            return _with_status(page, exchange.outcome)
+        response = exchange.response
+        if response is None:
+            response = rules.process_response(request, _rendered(view(request)))
+        return _with_status(response, exchange.outcome)
 
     def process_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
         """Apply Django's rules of which responses may be cached."""
@@ -100,8 +101,10 @@ class PageExchange:
     ) -> None:
         self.response: HttpResponse | None = None
         """The view's response, if this request called the view."""
-        self.is_unverified = False
-        """True if the store could not be asked about the page that was found."""
+        self.answer: Answer[bytes] | None = None
+        """The page that was found, as the cache answered."""
+        self._is_found = False
+        self._is_stored = False
         self._rules = rules
         self._backend = rules.backend
         self._request = request
@@ -109,20 +112,35 @@ class PageExchange:
         self._tags = tags
         self._thread = get_ident()
 
+    @property
+    def outcome(self) -> str:
+        """For `Cache-Status`: what became of this request."""
+        if self._is_found and self.answer is not None:
+            return outcome_of(self.answer, self.answer.policy.fresh_for)
+        if self._is_found:
+            return "hit"
+        if self._request.method not in {"GET", "HEAD"}:
+            return "fwd=method"
+        return "fwd=miss; stored" if self._is_stored else "fwd=miss"
+
     def get(self, key: str) -> Any:
         """A page, or the header fields that pages of its address vary by."""
         if self._request.method != "GET":
-            return self._backend.get(key)
+            value = self._backend.get(key)
+            self._is_found = value is not None
+            return value
         if self.response is not None:
             return None
         try:
-            value, is_unverified = self._backend.read_checked(
+            value, answer = self._backend.read_with_answer(
                 key, lambda: self._load(key), tags=self._tags_of(key)
             )
         except ServerSideError:
+            self._is_found = False
             return None
         # Django reads the `Vary` entry first and the page last: this is the page's answer.
-        self.is_unverified = is_unverified
+        self._is_found = value is not MISSING and self.response is None
+        self.answer = answer
         return None if value is MISSING else value
 
     def set(self, key: str, value: object, timeout: float) -> None:
@@ -142,6 +160,8 @@ class PageExchange:
             raise ServerSideError(f"the view answered with status {response.status_code}")
         values = Kept()
         self._rules.on(values).process_response(request, response)
+        if is_own:
+            self._is_stored = bool(values)
         own = values.pop(key, None)
         for other_key, (value, timeout) in values.items():
             # A put that fails would drop it from memory, and the next visit would render again.
@@ -164,6 +184,14 @@ class PageExchange:
 
     def _tags_of(self, key: str) -> Sequence[str]:
         return () if ".cache_header." in key else self._tags
+
+
+def _with_status(response: HttpResponse, outcome: str) -> HttpResponse:
+    """Say in `Cache-Status` what the cache did; what other caches said stands before it."""
+    before = response.get("Cache-Status")
+    members = [] if before is None else [before.encode("latin-1")]
+    response["Cache-Status"] = cache_status(members, outcome).decode("latin-1")
+    return response
 
 
 def _end_lifetime(response: HttpResponse) -> None:

@@ -8,16 +8,21 @@ from threading import Lock
 from typing import Any, Final
 
 from django.utils.module_loading import import_string
-from msgspec import msgpack
 
-from stillfresh.engine import Codec, Spec, no_loader, terms_of
+from stillfresh.engine import Codec, CodecMaker, Spec, UnreadableLog, no_loader, terms_of
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError, shown
 from stillfresh.integrations.django.codec import DjangoCodec
-from stillfresh.sync import SyncCache
+from stillfresh.integrations.django.errors import is_refusal
+from stillfresh.integrations.tagged_values import (
+    BlockingCache,
+    Bytes,
+    tags_of,
+    tags_of_key,
+    with_tags,
+    without_tags,
+)
 
-TAGGED: Final = b"\xc1"
-"""No msgpack value begins with it."""
 SHARED: Final = {
     "NAME": "django",
     "MEMORY_FOR": 0,
@@ -31,39 +36,6 @@ SHARED: Final = {
 OWN: Final = ("STALE_FOR", "ERROR_FOR")
 
 
-class TaggedKey(str):
-    """A key, and the tags that its entry gets."""
-
-    __slots__ = ("tags",)
-
-    def __new__(cls, name: str, tags: tuple[str, ...]) -> "TaggedKey":
-        key = super().__new__(cls, name)
-        key.tags = tags
-        return key
-
-    tags: tuple[str, ...]
-
-
-class BlockingCache(SyncCache):
-    """A SyncCache that may be called on an event loop. It blocks the loop, as Django backends do.
-
-    A template rendered by an async view reads its fragments that way.
-    """
-
-    def check_caller(self) -> None:
-        """Any thread may wait."""
-
-
-class Bytes:
-    """The codec of the resource: its values are bytes already."""
-
-    @staticmethod
-    def encode(value: bytes) -> bytes:
-        return value
-
-    decode = encode
-
-
 class SharedCache:
     """One resource of one cache, and the codec of its values."""
 
@@ -71,12 +43,15 @@ class SharedCache:
         name = checked_kind(options["NAME"])
         self.options = options
         self.cache = BlockingCache(location)
-        self.codec: Codec[Any] = _codec(options["CODEC"])
+        self.cache.pass_on(is_refusal)
+        self.codec: Codec[Any] = _codec(options["CODEC"], name)
+        self._name = name
+        self._unreadable = UnreadableLog()
         spec: Spec[str, bytes] = Spec(
             name,
             no_loader,
             Bytes,
-            lambda key: key.tags if isinstance(key, TaggedKey) else (),
+            tags_of_key,
             terms_of(name, 0, 0, 0, 0),
             concurrency=options["CONCURRENCY"],
             max_entries=options["MAX_ENTRIES"],
@@ -90,30 +65,22 @@ class SharedCache:
 
     def encoded(self, value: object, tags: tuple[str, ...] = ()) -> bytes:
         """The value with its tags, so that a later change of the entry knows them."""
-        data = self.codec.encode(value)
-        if tags or data.startswith(TAGGED):
-            return TAGGED + _pack((tags, data))
-        return data
+        return with_tags(self.codec.encode(value), tags)
 
     def decoded(self, data: bytes, default: object) -> Any:
         """The value; `default` if another release or another codec wrote the bytes."""
         try:
-            if data.startswith(TAGGED):
-                _, data = _unpack(data[1:])
-            return self.codec.decode(data)
-        except Exception:  # noqa: BLE001 (a codec may raise anything)
+            _, value = without_tags(data)
+            return self.codec.decode(value)
+        except Exception as exc:  # noqa: BLE001 (a codec may raise anything)
+            self._unreadable.report(self._name, exc)
             return default
 
     def tags(self, data: bytes) -> tuple[str, ...]:
         """The tags that were stored with the value."""
-        if not data.startswith(TAGGED):
-            return ()
-        tags, _ = _unpack(data[1:])
-        return tags
+        return tags_of(data)
 
 
-_pack = msgpack.Encoder().encode
-_unpack = msgpack.Decoder(tuple[tuple[str, ...], bytes]).decode
 _caches: dict[tuple[str, str], SharedCache] = {}
 _lock = Lock()
 
@@ -159,10 +126,10 @@ def shared(location: str, given: Mapping[str, Any]) -> SharedCache:
     return cache
 
 
-def _codec(given: object) -> Codec[Any]:
+def _codec(given: object, name: str) -> Codec[Any]:
     """The codec in OPTIONS: an object, its class, or the import path of either."""
     if given is None:
         return DjangoCodec()
     imported: Any = import_string(given) if isinstance(given, str) else given
-    codec: Codec[Any] = imported() if isinstance(imported, type) else imported
-    return codec
+    codec: Any = imported() if isinstance(imported, type) else imported
+    return codec.make(name, DjangoCodec) if isinstance(codec, CodecMaker) else codec

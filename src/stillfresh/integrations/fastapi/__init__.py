@@ -17,7 +17,8 @@ from stillfresh.errors import needs
 
 with needs("fastapi", "stillfresh.integrations.fastapi"):
     from stillfresh.gateway import Dashboard
+    from stillfresh.integrations.fastapi.errors import unavailable
     from stillfresh.integrations.fastapi.life import lifespan
     from stillfresh.integrations.fastapi.route import FreshRoute, fresh
 
-__all__ = ["Dashboard", "FreshRoute", "fresh", "lifespan"]
+__all__ = ["Dashboard", "FreshRoute", "fresh", "lifespan", "unavailable"]

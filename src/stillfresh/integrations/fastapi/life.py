@@ -11,6 +11,7 @@ from starlette.routing import Mount
 from stillfresh.engine import Cache
 from stillfresh.errors import StoreError
 from stillfresh.gateway import Dashboard
+from stillfresh.integrations.fastapi.errors import is_refusal
 from stillfresh.integrations.fastapi.route import check_order
 from stillfresh.integrations.routes import check_cache
 
@@ -23,10 +24,12 @@ def lifespan(*caches: Cache, own: Own | None = None) -> Own:
     """Open caches when the app starts, close them at its end: `FastAPI(lifespan=lifespan(cache))`.
 
     `own` is your own lifespan: it begins before the caches open and ends after they are closed.
+    An HTTPException below 500 that a cached function raises reaches its callers as it is.
     """
 
     for cache in caches:
         check_cache(cache, Cache)
+        cache.pass_on(is_refusal)
 
     @asynccontextmanager
     async def run_caches(app: FastAPI) -> AsyncIterator[Any]:

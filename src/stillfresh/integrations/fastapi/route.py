@@ -21,6 +21,7 @@ from stillfresh.engine import (
     Cache,
     Call,
     Codec,
+    CodecMaker,
     Dropped,
     Handle,
     Private,
@@ -67,7 +68,7 @@ def fresh(
     tags: Tags = (),
     name: str | None = None,
     model: Any = None,  # noqa: ANN401 (a type form)
-    codec: Codec[Any] | None = None,
+    codec: Codec[Any] | CodecMaker | None = None,
     jitter: float = 0.0,
     memory_for: Duration = 0,
     max_entries: int = 10_000,

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from starlette.responses import FileResponse, StreamingResponse
 
-from stillfresh.engine import Codec, MsgpackCodec, Private, codec_for
+from stillfresh.engine import Codec, CodecMaker, MsgpackCodec, Private, codec_for, codec_of
 from stillfresh.errors import ConfigError
 from stillfresh.integrations.routes import KeptResponse, is_for_all
 
@@ -44,15 +44,19 @@ def _ready(of: Any, route: str) -> Callable[[object], Any]:  # noqa: ANN401 (a t
     return partial(adapter.validate_python, from_attributes=True)
 
 
+def _chosen_codec(of: Any, route: str, *, is_response: bool) -> Codec[Any]:  # noqa: ANN401
+    """The codec of a route without `codec=`."""
+    return MsgpackCodec(KeptResponse, route) if is_response else RouteCodec(of, route)
+
+
 class RouteValues:
     """Turns a route's values into stored ones, and back."""
 
-    def __init__(self, route: str, of: Any, codec: Codec[Any] | None) -> None:  # noqa: ANN401
+    def __init__(self, route: str, of: Any, codec: Codec[Any] | CodecMaker | None) -> None:  # noqa: ANN401
         origin = get_origin(of) or of
         is_response = isinstance(origin, type) and issubclass(origin, Response)
-        if codec is None:
-            codec = MsgpackCodec[Any](KeptResponse, route) if is_response else RouteCodec(of, route)
-        self.codec: Codec[Any] = codec
+        chosen = partial(_chosen_codec, of, route, is_response=is_response)
+        self.codec: Codec[Any] = codec_of(codec, chosen, route)
         self._is_response = is_response
 
     def to_store(self, value: object) -> object:

@@ -19,7 +19,8 @@ Needs `stillfresh[flask]`.
 from stillfresh.errors import needs
 
 with needs("flask", "stillfresh.integrations.flask"):
+    from stillfresh.integrations.flask.errors import unavailable
     from stillfresh.integrations.flask.extension import Fresh
     from stillfresh.integrations.flask.view import FreshView
 
-__all__ = ["Fresh", "FreshView"]
+__all__ = ["Fresh", "FreshView", "unavailable"]

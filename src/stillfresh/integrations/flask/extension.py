@@ -12,6 +12,7 @@ from stillfresh.engine import Call, MsgpackCodec, Spec, no_loader, terms_of
 from stillfresh.engine.keys import checked_kind
 from stillfresh.errors import ConfigError
 from stillfresh.integrations.dashboards import dashboard_of
+from stillfresh.integrations.flask.errors import is_refusal
 from stillfresh.integrations.flask.view import FreshView, ViewResource
 from stillfresh.integrations.routes import KeptResponse, RouteSpec, Tags, check_cache
 from stillfresh.sync import SyncCache
@@ -47,7 +48,11 @@ class Fresh:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Read the app's settings. Raises ConfigError for one that cannot be used."""
+        """Read the app's settings. Raises ConfigError for one that cannot be used.
+
+        An HTTPException below 500 that a function cached by this app raises reaches its callers
+        as it is.
+        """
         settings = {name: value for name, value in app.config.items() if name.startswith(PREFIX)}
         if self._shared is not None and settings:
             raise ConfigError(
@@ -55,6 +60,7 @@ class Fresh:
                 "write Fresh() without cache="
             )
         views = self._shared or AppViews(_cache_of(settings), {})
+        views.cache.pass_on(is_refusal)
         self._apps[app] = views
         app.extensions["stillfresh"] = self
         for view in self._views.values():

@@ -16,15 +16,16 @@ from typing import Any, Final, Self
 
 from stillfresh.backoff import pause_after, spread
 from stillfresh.durations import Duration, seconds
-from stillfresh.engine import MAX_TAGS, Cache, Lag
+from stillfresh.engine import MAX_TAGS, Cache, Lag, commit_token
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, shown
 from stillfresh.integrations.postgres.database import OutboxLink, connected
-from stillfresh.integrations.postgres.rules import KEPT, covers
+from stillfresh.integrations.postgres.rules import KEPT, covers, has_ended, is_yet_to_begin
 from stillfresh.integrations.routes import check_cache
 from stillfresh.pages import PageCache
 from stillfresh.pages.routes import own_tag
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+MOST_XIDS: Final = 1 << 64
 ROWS: Final = 500
 """Rows that are read together."""
 AT_ONCE: Final = 32
@@ -126,6 +127,10 @@ class OutboxConsumer:
         """Everything that was committed before this time, by our clock, was delivered."""
         self._looked: tuple[float, str] | None = None
         """When it last looked, and the snapshot then."""
+        self._delivered: str | None = None
+        """The last snapshot that is known to be delivered, by this process or another one."""
+        self._last_look: tuple[float, str] | None = None
+        """When the last cycle began, and the snapshot then."""
         self._wake = asyncio.Event()
         """Set if the next cycle is to begin at once."""
         self._cycled = asyncio.Event()
@@ -135,16 +140,52 @@ class OutboxConsumer:
 
     @property
     def lag(self) -> float:
-        """Seconds: every older commit was delivered, as far as this process knows."""
+        """Seconds that it is behind, as far as this process knows: older commits are delivered."""
         return time.monotonic() - self._caught_up
+
+    def token(self, transaction: int | str) -> str:
+        """Return the token of a transaction, for `get(at_least=…)` after its commit.
+
+        `transaction` is the result of `SELECT pg_current_xact_id()` inside it. A read with the
+        token waits until this consumer, in any process, has delivered the commit; at most 5 s.
+        """
+        try:
+            xid = int(transaction)
+        except (TypeError, ValueError):
+            xid = -1
+        if not 0 <= xid < MOST_XIDS:
+            raise ConfigError(
+                f"token: takes the result of pg_current_xact_id(), not {shown(transaction)}"
+            )
+        return commit_token(self.name, xid)
 
     async def caught_up(self) -> None:
         """Wait until every change that was committed before this call is delivered."""
         now = time.monotonic()
+        await self._wait_until(lambda: self._caught_up >= now)
+
+    async def _wait_for(self, xid: int) -> None:
+        """Wait until this transaction is delivered. One that never began is not waited for."""
+        now = time.monotonic()
+
+        def is_settled() -> bool:
+            if self._delivered is not None and has_ended(xid, self._delivered):
+                return True
+            if self._last_look is None:
+                return False
+            looked_at, snapshot = self._last_look
+            return looked_at >= now and is_yet_to_begin(xid, snapshot)
+
+        await self._wait_until(is_settled)
+
+    async def _wait_until(self, is_settled: Callable[[], bool]) -> None:
+        """Let cycles follow each other until one of them settles it."""
+        if is_settled():
+            return
         self._waiting += 1
         self._wake.set()
         try:
-            while self._caught_up < now:
+            while not is_settled():
                 if self._task is None or self._task.get_loop() is not asyncio.get_running_loop():
                     raise NotOpen(
                         "this consumer is closed, or runs in another event loop; "
@@ -172,10 +213,12 @@ class OutboxConsumer:
             logger.warning("outbox %s: failed, and is tried again: %s", self.name, exc)
         self._task = asyncio.create_task(self._run())
         self._cache.lags[self.name] = lambda: Lag(self.lag, self._max_lag)
+        self._cache.outboxes.follow(self.name, self._wait_for)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._cache.lags.pop(self.name, None)
+        self._cache.outboxes.leave(self.name)
         task = self._task
         self._task = None
         if task is not None:
@@ -214,9 +257,12 @@ class OutboxConsumer:
         await link.ask(BEGIN)
         [(is_ours,)] = await link.ask(TAKE_TURN, TURN, self.name)
         [(is_known, seen, now, behind)] = await link.ask(LOOK, self.name)
+        self._last_look = began, now
+        self._delivered = seen if is_known else None
         if is_known and seen is not None:
             self._caught_up = min(self._caught_up, began - behind)
             self._compare(began, seen, now)
+        delivered = None
         if is_ours and not is_known:  # committed before it is used: others keep rows for it
             await link.ask(REGISTER, self.name)
             self._wake.set()
@@ -225,11 +271,13 @@ class OutboxConsumer:
             [(is_done,)] = await link.ask(DONE, now, self.name, is_all, now, now)
             if is_done:
                 self._caught_up = began
+                delivered = now
             await link.ask(DROP_LOST, KEPT, self.name)
             [(swept,)] = await link.ask(SWEEP, SWEPT)
             if not is_done or swept == SWEPT:
                 self._wake.set()
         await link.ask("COMMIT")
+        self._delivered = delivered or self._delivered
         self._wake_waiting_callers()
 
     def _compare(self, began: float, seen: str, now: str) -> None:

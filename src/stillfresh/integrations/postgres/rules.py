@@ -167,6 +167,18 @@ def covers(seen: str, earlier: str) -> bool:
     return earlier_end <= end and still_running <= earlier_running
 
 
+def has_ended(xid: int, seen: str) -> bool:
+    """Whether this transaction had ended in the snapshot `seen`."""
+    end, running = _snapshot(seen)
+    return xid < end and xid not in running
+
+
+def is_yet_to_begin(xid: int, now: str) -> bool:
+    """Whether no transaction of this number had begun in the snapshot `now`."""
+    end, _ = _snapshot(now)
+    return xid >= end
+
+
 def _snapshot(text: str) -> tuple[int, set[int]]:
     """Read PostgreSQL's `xmin:xmax:running`: the end, and the transactions that still ran."""
     _, end, running = text.split(":")
