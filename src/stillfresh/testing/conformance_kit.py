@@ -347,81 +347,81 @@ class History:
 Chapter: TypeAlias = Callable[[History], Awaitable[None]]
 
 
-async def overtaken(it: History, by: Chapter, *, is_cold: bool) -> None:
+async def overtaken(history: History, by: Chapter, *, is_cold: bool) -> None:
     """A load that `by` overtakes, and the next one, which publishes."""
     if not is_cold:
-        await it.publish(await it.acquire())
-    lease = await it.acquire()
+        await history.publish(await history.acquire())
+    lease = await history.acquire()
     if is_cold:
-        await it.renew(lease)
-    await by(it)
-    await it.publish(lease)
-    await it.publish(await it.acquire())
+        await history.renew(lease)
+    await by(history)
+    await history.publish(lease)
+    await history.publish(await history.acquire())
 
 
-async def taken_over(it: History, *, is_cold: bool) -> None:
+async def taken_over(history: History, *, is_cold: bool) -> None:
     """A load that a put overtakes, a put that an invalidation overtakes, and the next load."""
     if not is_cold:
-        await it.publish(await it.acquire())
-    loading = await it.acquire()
-    putting = await it.acquire(take_over=True)
-    await it.publish(loading)
-    await it.publish(putting)
-    putting = await it.acquire(take_over=True)
-    await it.invalidate()
-    await it.publish(putting)
-    await it.publish(await it.acquire())
+        await history.publish(await history.acquire())
+    loading = await history.acquire()
+    putting = await history.acquire(take_over=True)
+    await history.publish(loading)
+    await history.publish(putting)
+    putting = await history.acquire(take_over=True)
+    await history.invalidate()
+    await history.publish(putting)
+    await history.publish(await history.acquire())
 
 
-async def tagged_late(it: History) -> None:
+async def tagged_late(history: History) -> None:
     """I26: loads with a tag: one is overtaken, the next publishes, and the tag reaches it."""
-    tag = f"late {it.id}"
-    lease = await it.acquire()
-    await it.invalidate_tag(tag)
-    await it.publish(lease, tag)
-    await it.publish(await it.acquire(), tag)
-    lease = await it.acquire()
-    await it.invalidate_tag(tag)
-    await it.publish(lease, tag)
-    await it.publish(await it.acquire(), tag)
+    tag = f"late {history.id}"
+    lease = await history.acquire()
+    await history.invalidate_tag(tag)
+    await history.publish(lease, tag)
+    await history.publish(await history.acquire(), tag)
+    lease = await history.acquire()
+    await history.invalidate_tag(tag)
+    await history.publish(lease, tag)
+    await history.publish(await history.acquire(), tag)
 
 
-async def put_between_loads(it: History, *, is_cold: bool) -> None:
+async def put_between_loads(history: History, *, is_cold: bool) -> None:
     """A put overtakes a load; the load publishes nothing; the next load replaces the put."""
     if not is_cold:
-        await it.publish(await it.acquire())
-    lease = await it.acquire()
-    await it.put()
-    await it.publish(lease)
-    await it.publish(await it.acquire())
-    await it.put()
+        await history.publish(await history.acquire())
+    lease = await history.acquire()
+    await history.put()
+    await history.publish(lease)
+    await history.publish(await history.acquire())
+    await history.put()
 
 
-async def put_twice(it: History) -> None:
+async def put_twice(history: History) -> None:
     """Two puts, one after the other: the last one stays."""
-    await it.put()
-    await it.put()
+    await history.put()
+    await history.put()
 
 
-async def put_around(it: History, change: Chapter) -> None:
+async def put_around(history: History, change: Chapter) -> None:
     """A put, a change that takes it away, and a put after that."""
-    await it.put()
-    await change(it)
-    await it.put()
-    await change(it)
+    await history.put()
+    await change(history)
+    await history.put()
+    await change(history)
 
 
-async def given_up(it: History, failure: Failure | None = None) -> None:
+async def given_up(history: History, failure: Failure | None = None) -> None:
     """A load that fails, or is given up, and the next one."""
-    await it.release(await it.acquire(), failure)
-    await it.publish(await it.acquire())
+    await history.release(await history.acquire(), failure)
+    await history.publish(await history.acquire())
 
 
-async def evicting(it: History) -> None:
+async def evicting(history: History) -> None:
     """An eviction that finds nothing to drop, while a load is under way."""
-    lease = await it.acquire()
-    await it.evict()
-    await it.publish(lease)
+    lease = await history.acquire()
+    await history.evict()
+    await history.publish(lease)
 
 
 async def play_late(suite: ConformanceKit, store: Store, *chapters: Chapter) -> None:

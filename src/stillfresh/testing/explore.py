@@ -19,7 +19,7 @@ Promises: TypeAlias = Mapping[str, Callable[[S], bool]]
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """How much `explore` saw. No promise was broken."""
+    """What `explore` returns if no promise was broken: how much it saw."""
 
     states: int
     depth: int
@@ -50,7 +50,7 @@ def explore(
     depth: int | None = None,
     max_states: int = 1_000_000,
 ) -> Explored:
-    """Breadth first, each state once. Raises `PromiseBroken` for the first that breaks a promise.
+    """Visit each state once, breadth first. Raises `PromiseBroken` at the first broken promise.
 
     `steps(state)` lists `(label, next state)`. Without a `depth`: until nothing new is found.
     """

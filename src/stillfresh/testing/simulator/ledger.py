@@ -31,6 +31,7 @@ from stillfresh.freshness import Verdict, is_lease_over, is_over
 from stillfresh.stores.contract import Copy, Grant, Lease
 from stillfresh.testing.simulator.changes import ChangeJudge
 from stillfresh.testing.simulator.promises import BrokenPromise, Promise
+from stillfresh.testing.simulator.record import STORE, RunRecorder
 
 Key: TypeAlias = tuple[str, str]
 """Kind and id."""
@@ -47,6 +48,8 @@ class Version(Struct, frozen=True):
 
 @dataclass(slots=True)
 class KeyLoad:
+    """A load or a put of one key, by a simulated process, and how it ended."""
+
     process: int
     key: Key
     token: str | None
@@ -66,6 +69,8 @@ class KeyLoad:
 
 @dataclass(slots=True)
 class Holder:
+    """The process that has the lease of a key, and until when."""
+
     token: str
     process: int
     until: float
@@ -104,9 +109,15 @@ class Ledger:
     `fail` is called with each broken promise.
     """
 
-    def __init__(self, fail: Callable[[BrokenPromise], object]) -> None:
+    def __init__(
+        self, fail: Callable[[BrokenPromise], object], recorder: RunRecorder | None = None
+    ) -> None:
         self._fail = fail
+        self._recorder = recorder
+        self.wrong = 0
+        """Promises that were seen to be broken."""
         self.upstream: Counter[Key] = Counter()
+        self._writes: defaultdict[Key, list[tuple[int, float]]] = defaultdict(list)
         self.loads: list[KeyLoad] = []
         self.loaded_at: defaultdict[Key, float] = defaultdict(lambda: float("-inf"))
         """When each key was last loaded from the upstream."""
@@ -124,10 +135,13 @@ class Ledger:
         """Answers that were judged."""
         self.excused: Counter[str] = Counter()
         """Of these, old ones that broke no promise, by the reason."""
+        self.unjudged: Counter[str] = Counter()
+        """Answers that could not be judged, by the reason."""
         self.changes = ChangeJudge(self._broken)
         """The judge of puts, invalidations and deletions."""
 
     def _broken(self, promise: Promise, what: str) -> None:
+        self.wrong += 1
         self._fail(BrokenPromise(promise, what))
 
     def change(self, key: Key) -> int:
@@ -175,6 +189,24 @@ class Ledger:
             self._broken(Promise.ONCE, f"an update of {_name(key)} was stored twice")
         self._stored[key] = (*before, value.load)
 
+    def written(self, key: Key, number: int, began: float) -> None:
+        """A write-through that began then has written this version upstream."""
+        self._writes[key].append((number, began))
+
+    def has_later_write(self, key: Key, number: int, entered: float) -> bool:
+        """True if another write-through, which began after that time, has written since."""
+        return any(other > number and began > entered for other, began in self._writes[key])
+
+    def written_through(self, key: Key, value: Version, *, is_stored: bool, is_old: bool) -> None:
+        """A write-through was told this. `is_old`: another write had come when it put its value."""
+        if is_stored and is_old:
+            self._broken(
+                Promise.WRITTEN,
+                f"version {value.number} of {_name(key)} was stored after a later write",
+            )
+        if not is_stored:
+            self.loads[value.load].is_refused = True
+
     def has_updated(self, key: Key, value: Version) -> None:
         if value.load not in self._stored[key]:
             self._broken(Promise.ONCE, f"an acknowledged update of {_name(key)} is not stored")
@@ -199,6 +231,10 @@ class Ledger:
                 "has it",
             )
         self._holders[key] = Holder(lease.token, process, lease.expires_at)
+        if self._recorder is not None:
+            until = self._recorder.time() + lease_for
+            text = f"process {process} has the lease on {_name(key)}"
+            self._recorder.begun(process, "lease", text, lease.token, until)
 
     def renewed(self, kind: str, leases: Sequence[Lease], lost: Set[str], until: float) -> None:
         for lease in leases:
@@ -214,14 +250,26 @@ class Ledger:
             if id_ in superseded:
                 if load is not None:
                     load.is_refused = True
+                self._record_law(
+                    process_of(load),
+                    f"the store refuses {_name((kind, id_))}: its lease is not live any more, so "
+                    f"this value is not stored",
+                )
                 continue
             holder = self._holder_of(kind, lease)
             if holder is None or is_over(holder.until, now):
+                self._record_law(
+                    process_of(load),
+                    f"the store takes {_name((kind, id_))} although its lease is not live any "
+                    f"more: an old value is back",
+                    is_right=False,
+                )
                 self._broken(
                     Promise.LOST,
                     f"{_name((kind, id_))} was published by one who has no lease for it",
                 )
             self._holders.pop((kind, id_), None)
+            self._record_end(lease.token, "published")
             if load is not None:
                 load.is_published = True
 
@@ -229,10 +277,24 @@ class Ledger:
         for lease in leases:
             if self._holder_of(kind, lease) is not None:
                 del self._holders[kind, lease.id]
+                self._record_end(lease.token, "released")
 
     def voided(self, kind: str, ids: Iterable[str]) -> None:
         for id_ in ids:
-            self._holders.pop((kind, id_), None)
+            holder = self._holders.pop((kind, id_), None)
+            if holder is not None:
+                self._record_end(holder.token, "voided")
+
+    def _record_end(self, token: str, how: str) -> None:
+        if self._recorder is not None:
+            self._recorder.lease_ended(token, how)
+
+    def _record_law(self, process: int, text: str, *, is_right: bool = True) -> None:
+        """The moment of the law: a publication without a live lease reaches the store."""
+        if self._recorder is not None:
+            lane = STORE
+            by = f" (from process {process})" if process else ""
+            self._recorder.happened(lane, "law", f"{text}{by}", is_right=is_right)
 
     def holds(self, kind: str, lease: Lease, now: float) -> bool:
         holder = self._holder_of(kind, lease)
@@ -365,6 +427,11 @@ class Ledger:
 def _last_index(numbers: Sequence[int], number: int) -> int:
     """Where the number is for the last time; -1 if it is not there."""
     return max((at for at, each in enumerate(numbers) if each == number), default=-1)
+
+
+def process_of(load: KeyLoad | None) -> int:
+    """The process of a load, or 0."""
+    return 0 if load is None else load.process
 
 
 def _name(key: Key) -> str:

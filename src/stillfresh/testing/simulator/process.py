@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 LOAD_TAKES: Final = (0.01, 0.05, 0.3, 2.0, 9.0)
 FAILS: Final = 0.1
+ABSENT: Final = "the key was absent, and an absence has no version"
+FAILED: Final = "the load failed or the cache was closed, so there was no value"
 GRACE: Final = 60.0
 """For a cache to close: longer than any answer of a slow store takes."""
 
@@ -54,7 +56,6 @@ class Process:
         """Registers a function for the end of the scenario if the process lives; last in, first."""
         self.at_end = self._ending.callback
         """Registers a function that is called however the process ends, to close files."""
-        self.end = self._ending.close
 
     def clock(self) -> float:
         """Return the time of the process's wall clock, which may be wrong."""
@@ -97,13 +98,27 @@ class Process:
                 self.number, (kind, id_), leased=leased, now=world.time()
             )
         world.note(self, f"loads {kind} {','.join(ids)}")
-        await asyncio.sleep(self.dice.choice(LOAD_TAKES) * self.dice.random())
+        await self.spend(ids, self.dice.choice(LOAD_TAKES) * self.dice.random())
         if self.dice.random() < self.failure_rate / 2:
             raise ConnectionError("upstream failed")
         for id_ in ids:
             if self.dice.random() < self.failure_rate:
                 results[id_] = ConnectionError("upstream failed for this one")
         return results
+
+    async def spend(self, ids: Sequence[str], seconds: float) -> None:
+        """The time that the upstream takes to answer."""
+        recorder = self.world.recorder
+        if recorder is None:
+            await asyncio.sleep(seconds)
+            return
+        span = recorder.begun(
+            self.number, "load", f"process {self.number} asks the upstream for {', '.join(ids)}"
+        )
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            span.ended = self.world.time()
 
     def observe(
         self, kind: str, resource: Resource[str, Version], *, lag: float = 0.0
@@ -126,7 +141,12 @@ class Process:
         world = self.world
         kind, id_ = reading.key
         world.note(self, f"is served {kind} {id_}: version {value.number}, {verdict}")
+        wrong = world.ledger.wrong
         world.ledger.served(reading, value, verdict, failed=failed, now=world.time())
+        if world.recorder is not None:
+            is_right = world.ledger.wrong == wrong
+            text = f"process {self.number} is served {kind} {id_}: version {value.number}"
+            world.recorder.happened(self.number, "read", text, verdict.name, is_right=is_right)
 
     @asynccontextmanager
     async def invalidating(
@@ -152,7 +172,7 @@ class Process:
 
     @contextmanager
     def calling(self, what: str) -> Iterator[ChangeCall]:
-        """Wrap a call that changes entries: nothing of it may act after it and a later change."""
+        """Wrap a call that changes entries. No late message of it may undo a later change."""
         changes = self.world.ledger.changes
         call = changes.begin(self.number, what)
         before = CALL.get()
@@ -176,10 +196,14 @@ class Process:
     ) -> None:
         """Promise that from now on no older version is served as fresh.
 
-        Nor as stale, unless `soft`, or loading fails. `began`: since then, not since now.
+        Nor as stale, unless `soft`, or loading fails. `began`: the promise counts from then, not
+        from now.
         """
         world = self.world
         names = ", ".join(f"{id_} (version {version})" for id_, version in versions.items())
+        if world.recorder is not None:
+            text = f"the invalidation of {kind} {','.join(versions)} is acknowledged"
+            world.recorder.happened(self.number, "invalidated", text)
         world.note(self, f"has announced {kind} {names}")
         keys = {(kind, id_): version for id_, version in versions.items()}
         world.ledger.invalidated(self.number, keys, soft=soft, ended=world.time(), began=began)
@@ -187,6 +211,7 @@ class Process:
     def kill(self) -> None:
         """End the process as `kill -9` does: nothing is cleaned up."""
         self.world.note(self, "is killed")
+        self._record_fault(f"process {self.number} is killed")
         self.is_alive = False
         self.world.ledger.changes.killed(self.number)
         self.world.loop.kill(self.number)
@@ -195,16 +220,26 @@ class Process:
     def pause(self, seconds: float) -> None:
         """Stop the process for a while, as SIGSTOP does."""
         self.world.note(self, f"is paused for {seconds:g} s")
+        self._record_fault(f"process {self.number} is paused for {seconds:g} s")
         loop = self.world.loop
         loop.pause(self.number)
         with loop.acting(WORLD):
             loop.call_later(seconds, loop.resume, self.number)
+
+    def _record_fault(self, text: str) -> None:
+        if self.world.recorder is not None:
+            self.world.recorder.happened(self.number, "fault", text)
 
     def jump(self, by: float) -> None:
         """Move the process's wall clock."""
         self.world.note(self, f"has its clock set by {by:+g} s")
         self._skew += by
         self._set_back += max(0.0, -by)
+
+    def end(self) -> None:
+        """The simulation has ended: close files, and forget what was not closed."""
+        self._ending.close()
+        self._closing.pop_all()
 
     async def close(self) -> None:
         """Close everything that the process opened."""
@@ -221,12 +256,13 @@ class Observed:
     resource: Resource[str, Version]
     lag: float
 
-    async def get(self, key: str) -> Answer[Version] | None:
+    async def get(self, key: str, *, at_least: str | None = None) -> Answer[Version] | None:
         """Return the answer; None if nothing may be served, or the cache is closed."""
         reading = self.process.reading(self.kind, key, lag=self.lag)
         try:
-            answer = await self.resource.get(key)
+            answer = await self.resource.get(key, at_least=at_least)
         except (LoadFailed, NotOpen):
+            self._leave_unjudged(FAILED)
             return None
         self._check(reading, answer)
         return answer
@@ -250,6 +286,11 @@ class Observed:
         if answer.found:
             failed = answer.error is not None
             self.process.served(reading, answer.value, answer.verdict, failed=failed)
+        else:
+            self._leave_unjudged(ABSENT if answer.error is None else FAILED)
+
+    def _leave_unjudged(self, reason: str) -> None:
+        self.process.world.ledger.unjudged[reason] += 1
 
     async def refresh(self, *keys: str) -> None:
         """Load the keys now."""
@@ -314,6 +355,28 @@ class Observed:
             await self.resource.update(key, change)
             self.process.world.ledger.has_updated((self.kind, key), values[key])
             self._check_put(key, values[key], Stored(stored=True))
+
+    async def write_through(self, key: str) -> None:
+        """Change the key upstream inside `changing`, and put the new version."""
+        world = self.process.world
+        ledger = world.ledger
+        name = (self.kind, key)
+        began = world.time()
+        pauses = [0, 0, 0.05, 0.5, 8.0]
+        with suppress(StoreError):
+            async with self.resource.changing(key) as change:
+                entered = world.time()
+                await asyncio.sleep(world.dice.choice(pauses))
+                number = world.change(self.kind, key)[key]
+                ledger.written(name, number, began)
+                value = Version(number, self._begin_put(key).load)
+                await asyncio.sleep(world.dice.choice(pauses))
+                is_old = ledger.has_later_write(name, number, entered)
+                result = await change.put(value)
+                if result.stored:
+                    ledger.stored(name, value, world.time())
+                ledger.written_through(name, value, is_stored=result.stored, is_old=is_old)
+            self.process.announced(self.kind, {key: number}, soft=True, began=began)
 
     def _begin_put(self, key: str, **how: object) -> Version:
         return self.process.world.ledger.put(self.process.number, (self.kind, key), **how)

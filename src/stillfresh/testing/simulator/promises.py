@@ -13,6 +13,8 @@ class Promise(StrEnum):
     ONCE = "an acknowledged update is applied exactly once"
     STORED = "an acknowledged put was stored once, and on its condition"
     LATE = "nothing that has ended acts after a later change"
+    WRITTEN = "a write-through stores nothing older than a write that began after it"
+    OWN = "no answer to a token is older than the change that it names"
     GREATEST = "a smaller version does not replace a greater one"
     COUNTS = "subscriptions and counts match what the viewers hold"
     ASKED = "what is watched and stale is asked for in time"

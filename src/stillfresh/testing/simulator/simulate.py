@@ -11,9 +11,12 @@ from typing import Final, TypeAlias
 
 from stillfresh.checks import checked_function, is_whole
 from stillfresh.errors import ConfigError, shown
+from stillfresh.nines import supported_nines
+from stillfresh.stores import MemoryStore
 from stillfresh.testing.simulator.faults import Faults, Plan, planned
 from stillfresh.testing.simulator.files import inline_files
 from stillfresh.testing.simulator.promises import BrokenPromise, Promise
+from stillfresh.testing.simulator.record import RunRecorder
 from stillfresh.testing.simulator.world import World
 from stillfresh.virtual_loop import Deadlock
 
@@ -45,8 +48,15 @@ class Simulated:
     """Answers that were judged. None is left out because the store was away."""
     excused: Mapping[str, int]
     """Of these, how many were old, said so, and broke no promise, by the reason."""
+    unjudged: Mapping[str, int]
+    """Answers beside these that could not be judged, by the reason: they had no value."""
     trace: tuple[str, ...]
     broken: BrokenPromise | None = None
+
+    @property
+    def nines(self) -> float | None:
+        """The nines that the judged reads support, if no promise was broken; None: no reads."""
+        return None if self.broken is not None else supported_nines(0, self.reads)
 
 
 class SimulationFailed(AssertionError):
@@ -92,12 +102,17 @@ def simulate(
     raise SimulationFailed(first, smallest) from smallest.broken
 
 
-def run(scenario: Scenario, plan: Plan) -> Simulated:
-    """Run the scenario once, as planned."""
-    world = World(plan)
+def run(
+    scenario: Scenario,
+    plan: Plan,
+    recorder: RunRecorder | None = None,
+    store_class: type[MemoryStore] = MemoryStore,
+) -> Simulated:
+    """Run the scenario once, as planned. With a `recorder` to its end, whatever breaks."""
+    world = World(plan, recorder, store_class)
     with alone(world):
         try:
-            broken = _run_in(world, scenario)
+            broken = _run_in(world, scenario) or world.first_broken
             return Simulated(
                 seed=plan.seed,
                 plan=plan,
@@ -108,6 +123,7 @@ def run(scenario: Scenario, plan: Plan) -> Simulated:
                 faults=world.weather.faults,
                 reads=world.ledger.reads,
                 excused=dict(world.ledger.excused),
+                unjudged=dict(world.ledger.unjudged),
                 trace=tuple(world.trace),
                 broken=broken,
             )
@@ -130,9 +146,14 @@ def _run_in(world: World, scenario: Scenario) -> BrokenPromise | None:
     return world.unheard()
 
 
-def _check(scenario: object, seed: object, faults: object) -> None:
+def refuse_running_loop(caller: str) -> None:
+    """Raise inside a running event loop."""
     if asyncio._get_running_loop() is not None:  # noqa: SLF001 (asks without raising)
-        raise RuntimeError("simulate() runs a loop of its own; call it from plain code")
+        raise RuntimeError(f"{caller} runs a loop of its own; call it from plain code")
+
+
+def _check(scenario: object, seed: object, faults: object) -> None:
+    refuse_running_loop("simulate()")
     checked_function("scenario", scenario, "an async function of a world")
     if faults is not None and not isinstance(faults, Faults):
         raise ConfigError(f"faults: Faults(...), not {shown(faults)}")
@@ -150,7 +171,7 @@ class ProgramFreezes:
     _was_seen = False
 
     @classmethod
-    def found(cls) -> bool:
+    def is_seen(cls) -> bool:
         cls._was_seen = cls._was_seen or gc.get_freeze_count() > 0
         return cls._was_seen
 
@@ -168,7 +189,7 @@ def alone(world: World) -> Iterator[None]:
     propagates = log.propagate
     listener = LogListener(world)
     is_collecting = gc.isenabled()
-    skips_earlier = not ProgramFreezes.found()
+    skips_earlier = not ProgramFreezes.is_seen()
     random.seed(world.plan.seed)
     log.propagate = False
     log.addHandler(listener)

@@ -62,6 +62,7 @@ from stillfresh.testing.simulator.channel import listening
 from stillfresh.testing.simulator.faults import Blow, Trouble
 from stillfresh.testing.simulator.fence import Sent
 from stillfresh.testing.simulator.ledger import Version
+from stillfresh.testing.simulator.record import STORE
 from stillfresh.testing.simulator.server import finished
 from stillfresh.virtual_loop import WORLD
 
@@ -86,6 +87,7 @@ ON_A_FILE: Final = {
     Trouble.HALF: Trouble.LOST,
 }
 """A change of a file is done once or not at all, and never after its caller has left."""
+MARKS: Final = {Trouble.LATE: "late", Trouble.LOST: "lost"}
 UNSURE: Final = frozenset({When.NO_LIVE_COPY, When.UNCHANGED})
 """If an answer was lost, a put on such a condition that is refused may have been stored."""
 
@@ -595,7 +597,7 @@ class StoreWire(WrappedStore):
     ) -> None:
         weather = self._world.weather
         dice = weather.dice
-        arrives_after = dice.uniform(*LATENCY) + weather.slowness()
+        arrives_after = dice.uniform(*(self._world.latency or LATENCY)) + weather.slowness()
         gives_up_after = dice.uniform(*PATIENCE)
         answer_delay = 0.0
         ids = request.ids
@@ -605,7 +607,9 @@ class StoreWire(WrappedStore):
                 if not answer_delay:  # then the request is slow, and not its answer
                     arrives_after += dice.uniform(*SLOW)
             case Trouble.TWICE:
-                self._arrive(arrives_after + self._lateness(), request, ids, None)
+                second = arrives_after + self._lateness()
+                self._record(request, second, "twice")
+                self._arrive(second, request, ids, None)
             case Trouble.LATE:
                 arrives_after = gives_up_after + self._lateness()
             case Trouble.HALF:
@@ -616,8 +620,15 @@ class StoreWire(WrappedStore):
                 # It takes effect before its sender gives up.
                 gives_up_after = max(gives_up_after, arrives_after)
             self._settle(gives_up_after, answer, NoAnswer("no answer from the store"))
+        mark = "" if trouble is None else MARKS.get(trouble, "")
+        self._record(request, None if trouble is Trouble.LOST else arrives_after, mark)
         if trouble is not Trouble.LOST:
             self._arrive(arrives_after, request, ids, answer if is_answered else None, answer_delay)
+
+    def _record(self, request: StoreRequest[Any], takes: float | None, mark: str) -> None:
+        recorder = self._world.recorder
+        if recorder is not None:
+            recorder.sent(self._process.number, STORE, str(request), takes, mark)
 
     def _lateness(self) -> float:
         dice = self._world.weather.dice
@@ -646,9 +657,13 @@ class StoreWire(WrappedStore):
             result = exc
         answer_delay += self._confirmation_delay(request, result, undo)
         if answer is not None:
-            answer_delay += weather.dice.uniform(*LATENCY)
+            answer_delay += weather.dice.uniform(*(self._world.latency or LATENCY))
             if not isinstance(result, StoreError):
                 answer_delay += weather.slowness()
+            recorder = self._world.recorder
+            if recorder is not None:
+                text = f"answer to {request}{_result_text(result)}"
+                recorder.sent(STORE, self._process.number, text, answer_delay)
             self._settle(answer_delay, answer, result, self._on_answer(request, ids))
 
     def _undo_of(

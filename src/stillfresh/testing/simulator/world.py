@@ -31,6 +31,7 @@ from stillfresh.testing.simulator.ledger import Ledger
 from stillfresh.testing.simulator.nodes import LONGEST_LAG, Node, first_node
 from stillfresh.testing.simulator.process import Process
 from stillfresh.testing.simulator.promises import BrokenPromise, Promise
+from stillfresh.testing.simulator.record import UPSTREAM, WORLD_LANE, RunRecorder
 from stillfresh.testing.simulator.server import FencedServer, finished
 from stillfresh.testing.simulator.wire import VERY_LATE
 from stillfresh.virtual_loop import WORLD, VirtualLoop
@@ -52,24 +53,35 @@ RESTART: Final = (0.5, 5.0)
 class World:
     """What a scenario receives from `simulate`: processes, an upstream, a clock."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        recorder: RunRecorder | None = None,
+        store_class: type[MemoryStore] = MemoryStore,
+    ) -> None:
+        """With a `recorder`, a broken promise is noted, and the run goes on to its end."""
         self.plan = plan
+        self.recorder = recorder
+        if recorder is not None:
+            recorder.time = self.time
         self.dice = plan.dice("scenario")
         """For the scenario's own choices."""
         order = plan.dice("order") if plan.shuffled else None
         self.loop = VirtualLoop(order)
         self.weather = Weather(plan, self.time)
-        self.ledger = Ledger(self.fail)
+        self.ledger = Ledger(self.fail, recorder)
         self.trace: deque[str] = deque(maxlen=MAX_TRACE)
         self.processes: list[Process] = []
         """All processes, including killed ones."""
         self.is_over = False
         tokens = iter(range(1, 1 << 62))
-        self.store = MemoryStore(clock=self.store_now, new_token=lambda: f"t{next(tokens)}")
+        self.store = store_class(clock=self.store_now, new_token=lambda: f"t{next(tokens)}")
         finished(self.store.open())
         self.server = FencedServer(self.store, self.server_now)
         """The steps of the store that know late messages."""
         self.server_skew = 0.0
+        self.latency: tuple[float, float] | None = None
+        """Seconds that a message takes, between these two; None: as usual."""
         self.longest_delay = VERY_LATE
         """Seconds by which a message may be late, at most."""
         self._starts = 0
@@ -95,12 +107,17 @@ class World:
         """Return the seconds since the simulation began."""
         return self.loop.time()
 
+    @property
+    def first_broken(self) -> BrokenPromise | None:
+        """The first promise that was broken."""
+        return self._broken
+
     def wall(self) -> float:
         """Return the time of a wall clock that is right."""
         return EPOCH + self.time()
 
     def steps(self, count: int) -> range:
-        """Iterate so many times; fewer while a failing run is made smaller."""
+        """Iterate this many times; fewer while a failing run is made smaller."""
         return range(count if self.plan.steps is None else min(count, self.plan.steps))
 
     def process(self) -> Process:
@@ -125,7 +142,12 @@ class World:
 
     def change(self, kind: str, *ids: str) -> dict[str, int]:
         """Change these ids upstream; return the new versions."""
-        return {id_: self.ledger.change((kind, id_)) for id_ in ids}
+        versions = {id_: self.ledger.change((kind, id_)) for id_ in ids}
+        if self.recorder is not None:
+            for id_, version in versions.items():
+                text = f"{kind} {id_} changes upstream to version {version}"
+                self.recorder.happened(UPSTREAM, "change", text)
+        return versions
 
     def always(self, promise: str, check: Callable[[], str | None]) -> None:
         """Add a promise: `check` is called after every step, and returns what is wrong, or None."""
@@ -195,7 +217,13 @@ class World:
         return Path(self._folder.name)
 
     def fail(self, broken: BrokenPromise) -> None:
-        """Note a broken promise; the simulation ends after this step, with the first one."""
+        """Note a broken promise; the simulation ends after this step, with the first one.
+
+        With a recorder it goes on, to show what follows.
+        """
+        if self.recorder is not None:
+            text = f"a promise is broken: {broken.promise}: {broken.what}"
+            self.recorder.happened(WORLD_LANE, "broken", text, is_right=False)
         if self._broken is None:
             self._broken = broken
 
@@ -256,7 +284,7 @@ class World:
                 channel.cut()
 
     def incarnation(self, node: int | None) -> int:
-        """Which server answers: a connection to an earlier one is broken."""
+        """The number of the server's present life. Connections to an earlier life are broken."""
         return self._starts if node is None else self.nodes[node].failovers
 
     def run(self, scenario: Callable[["World"], Awaitable[object]]) -> None:
@@ -291,11 +319,18 @@ class World:
         self.loop.end()
         for process in self.processes:
             process.end()
+        # The caches of killed processes are never closed. Their entries lead back to this world, by
+        # the clock, and the garbage collector does not look at entries. So nothing here may lead to
+        # a cache: else this world would stay for ever.
+        self._checks.clear()
+        self._jobs.clear()
+        self._apps.clear()
+        self.channels.clear()
         if self._folder is not None:
             self._folder.cleanup()
 
     def _after_step(self) -> None:
-        if self._broken is not None:
+        if self._broken is not None and self.recorder is None:
             raise self._broken
         for promise, check in self._checks:
             what = check()
