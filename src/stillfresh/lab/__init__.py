@@ -1,3 +1,3 @@
-"""What the command line offers to prove things: `stillfresh plan` and `stillfresh prove`."""
+"""What the command line offers to prove things: `stillfresh plan`, `prove` and `replay`."""
 
 __all__: list[str] = []

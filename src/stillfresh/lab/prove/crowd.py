@@ -27,13 +27,14 @@ MOVES: Final = (3600.0, -2.0, -20.0, 0.7)
 
 
 class Crowd:
-    """The processes, and the faults that they can have."""
+    """The processes, and the faults that they can have. Every second one uses threads."""
 
     def __init__(self, stage: Stage, folder: Path, seed: int) -> None:
         self._stage = stage
         self._folder = folder
         self._dice = random.Random(seed)  # noqa: S311 (no secret)
         self._processes: list[ForkServerProcess] = []
+        self._started = 0
         self._complaints = folder / "complaints"
         self.clock = folder / "clock"
         self.log = folder / "log"
@@ -55,7 +56,9 @@ class Crowd:
                 environment=dict(os.environ),
                 seed=self._dice.random(),
                 stage=stage,
+                uses_threads=self._started % 2 == 1,
             )
+            self._started += 1
             process = FORKS.Process(target=main, args=(job,))
             process.start()
             self._processes.append(process)

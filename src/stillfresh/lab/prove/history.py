@@ -148,6 +148,44 @@ def excused(history: ProofHistory) -> Iterator[Seen]:
             yield event
 
 
+def uncertain(history: ProofHistory) -> Iterator[Seen]:
+    """Reads that got a copy from before an invalidation that nobody acknowledged.
+
+    Its process was killed, or the store did not answer. It may have been done or not, and the read
+    is right in one of the two cases: both are judged, and neither accuses it.
+    """
+    confirmed = {key: Latest(history.of("invalidated", key)) for key in history.keys("invalidated")}
+    for key in history.keys("invalidating"):
+        ends = {event.at for event in history.of("invalidated", key)}
+        begun = [event.at for event in history.of("invalidating", key) if event.at not in ends]
+        for event in history.of("served", key):
+            load = history.loads.get(event.load)
+            if load is None or event.verdict not in USABLE:
+                continue
+            latest = confirmed[key].before(event.at) if key in confirmed else -NEVER
+            if any(load.at < at < event.ended and at > latest for at in begun):
+                yield event
+
+
+def unjudged(history: ProofHistory) -> Counter[str]:
+    """Reads on which no judgement is possible, by the reason."""
+    reasons: Counter[str] = Counter()
+    for event in history.all("served"):
+        if event.load not in history.loads:
+            reasons["nothing is known of the copy"] += 1
+        elif event.verdict not in USABLE:
+            reasons[f"the answer said that it was {event.verdict}"] += 1
+    failed = len(history.all("failed"))
+    if failed:
+        reasons["the read failed, and gave no answer"] = failed
+    return reasons
+
+
+def wrong_reads(history: ProofHistory) -> int:
+    """How many reads were wrong: what they called fresh, or stale, was invalidated before."""
+    return sum(1 for event, _ in outlived(history) if not is_excused(event))
+
+
 def law(history: ProofHistory) -> Iterator[str]:
     """A copy that was invalidated before a read is not served to it as fresh.
 

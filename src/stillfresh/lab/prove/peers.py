@@ -1,34 +1,28 @@
-"""Other libraries under the same proof, each as its documentation says to use it on Redis.
+"""Other caches under the same proof, each as its documentation says to use it.
 
-A value names its load and when that began; what the library returns is what a reader was served.
-Their locks last as long as a lease of stillfresh.
+Libraries use the same Redis, and their locks last as long as a lease of stillfresh. nginx needs no
+store (`nginx`).
 """
 
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from stillfresh.errors import ConfigError, LoadFailed, StoreError, error_text
-from stillfresh.lab.prove.witness import LoadNames, Log, MovedClock, Seen
+from stillfresh.errors import ConfigError
+from stillfresh.lab.prove.nginx import NGINX, NginxShelf, checked_nginx
+from stillfresh.lab.prove.shelf import PeerShelf
+from stillfresh.lab.prove.witness import Log, MovedClock
 
 if TYPE_CHECKING:
     from stillfresh.lab.prove.worker import ProofJob
 
 
-class PeerShelf:
+class RedisPeerShelf(PeerShelf):
     """Reads through a function that the library has decorated."""
 
-    get: Callable[[str], Awaitable[str]]
-    drop: Callable[[str], Awaitable[object]]
-
     def __init__(self, job: "ProofJob", log: Log, clock: MovedClock) -> None:
-        self.job = job
-        self._log = log
-        self._clock = clock
-        self._names = LoadNames(job.seed, log, clock)
-        self._troubles = 0
+        super().__init__(job, log, clock)
         self._count_troubles()
 
     def _count_troubles(self) -> None:
@@ -40,61 +34,13 @@ class PeerShelf:
             try:
                 return await execute(client, *command, **options)
             except (library.ConnectionError, library.TimeoutError, OSError):
-                self._troubles += 1
+                self.troubles += 1
                 raise
 
         library.Redis.execute_command = execute_and_count
 
-    close: Callable[[], Awaitable[object]]
 
-    async def open(self) -> None:
-        """Do nothing: the library connects when it is used."""
-
-    async def load(self, key: str) -> str:
-        wall = self._clock()
-        names = await self._names.load({key: "its own"})
-        self._log.tell(Seen("published", time.monotonic(), time.monotonic(), key=key))
-        return f"{wall} {names[key]}"
-
-    async def read(self, keys: list[str]) -> list[Seen]:
-        return [await self._read_key(key) for key in keys]
-
-    async def _read_key(self, key: str) -> Seen:
-        troubles = self._troubles
-        wall = self._clock()
-        began = time.monotonic()
-        try:
-            value = await self.get(key)
-            fetched_at, _, load = value.partition(" ")
-        except Exception as exc:
-            raise LoadFailed(error_text(exc)) from exc
-        ended = time.monotonic()
-        blind = self._troubles != troubles
-        return Seen(
-            "served",
-            began,
-            ended,
-            key=key,
-            load=load,
-            wall=wall,
-            # The library does not say how fresh its answer is: if it could not ask the server,
-            # nothing is claimed of it.
-            verdict="unknown" if blind else "fresh",
-            fetched_at=float(fetched_at),
-            blind=blind,
-        )
-
-    async def invalidate(self, key: str) -> None:
-        began = time.monotonic()
-        self._log.tell(Seen("invalidating", began, key=key))
-        try:
-            await self.drop(key)
-        except Exception as exc:
-            raise StoreError(error_text(exc)) from exc
-        self._log.tell(Seen("invalidated", began, time.monotonic(), key=key))
-
-
-class CashewsShelf(PeerShelf):
+class CashewsShelf(RedisPeerShelf):
     """`lock=True`, which its documentation names against many loads at once."""
 
     def __init__(self, job: "ProofJob", log: Log, clock: MovedClock) -> None:
@@ -111,7 +57,7 @@ class CashewsShelf(PeerShelf):
         self.close = self._cache.close
 
 
-class AiocacheShelf(PeerShelf):
+class AiocacheShelf(RedisPeerShelf):
     """`cached_stampede`, its decorator against many loads at once."""
 
     def __init__(self, job: "ProofJob", log: Log, clock: MovedClock) -> None:
@@ -141,8 +87,9 @@ class AiocacheShelf(PeerShelf):
 PEERS: Final[Mapping[str, Callable[["ProofJob", Log, MovedClock], PeerShelf]]] = {
     "cashews": CashewsShelf,
     "aiocache": AiocacheShelf,
+    NGINX: NginxShelf,
 }
-"""Other libraries by name, as `--peer` takes it."""
+"""Other caches by name, as `--peer` takes it."""
 
 
 def peer_place(url: str) -> tuple[str, str]:
@@ -152,9 +99,14 @@ def peer_place(url: str) -> tuple[str, str]:
 
 
 def checked_peer(name: str, address: str) -> str:
-    """Check that the library is installed, and that it can use the store."""
+    """Check that the library or program is installed, and that it can use the store."""
+    if name == NGINX:
+        checked_nginx()
+        return name
     if urlsplit(address).scheme not in {"redis", "valkey"}:
-        raise ConfigError("--peer: runs on one Redis or Valkey server; name redis://host:6379/0")
+        raise ConfigError(
+            f"--peer {name}: runs on one Redis or Valkey server; name redis://host:6379/0"
+        )
     try:
         import_module(name)
     except ImportError as exc:

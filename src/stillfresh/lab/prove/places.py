@@ -10,8 +10,9 @@ from uuid import uuid4
 
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.lab.prove.history import DOUBLED, KEPT, LOST, RECOVERED
-from stillfresh.lab.prove.proxy import HOST, Proxy
-from stillfresh.lab.prove.stage import Fault, Stage, lasting
+from stillfresh.lab.prove.nginx import NGINX, nginx_stage
+from stillfresh.lab.prove.proxy import HOST, Proxy, faults_of_connections
+from stillfresh.lab.prove.stage import Fault, Stage
 from stillfresh.lab.prove.worker import KIND
 from stillfresh.stores import running, split_tenant, store_for
 
@@ -33,6 +34,10 @@ MEANING: Final = {
 @contextmanager
 def proving(address: str, peer: str = "") -> Iterator[Stage]:
     """The store, and the faults of its connections; entries of the proof are deleted at the end."""
+    if peer == NGINX:  # it keeps its pages itself
+        with nginx_stage() as stage:
+            yield stage
+        return
     bare, tenant = split_tenant(address)
     if tenant is not None:
         raise ConfigError("tenant: a proof has its own; leave '?tenant=' out")
@@ -47,7 +52,7 @@ def proving(address: str, peer: str = "") -> Iterator[Stage]:
         if server is not None:
             proxy = stack.enter_context(Proxy(*server))
             url = through(bare, proxy.port)
-            faults = faults_of_connections(proxy)
+            faults = faults_of_connections(proxy, "the store")
         is_far = bare.startswith("dynamodb:")
         stage = Stage(
             url + option,
@@ -104,20 +109,3 @@ def through(url: str, port: int) -> str:
         return urlunsplit(parts._replace(query=urlencode(options, quote_via=quote)))
     user, at_sign, _ = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"{user}{at_sign}{place}"))
-
-
-def faults_of_connections(proxy: Proxy) -> dict[str, Fault]:
-    def set_delay(seconds: float) -> None:
-        proxy.delay = seconds
-
-    def set_losing(is_so: bool) -> None:
-        proxy.loses_replies = is_so
-
-    return {
-        "connections cut": lasting(proxy.cut, lambda: None, 0.0),
-        "connections delayed": lasting(lambda: set_delay(0.25), lambda: set_delay(0.0), 1.0, 3.0),
-        "replies lost": lasting(lambda: set_losing(True), lambda: set_losing(False), 0.3, 1.0),
-        "the store out of reach": lasting(
-            lambda: proxy.set_away(True), lambda: proxy.set_away(False), 0.3, 1.0, 3.0
-        ),
-    }

@@ -7,7 +7,6 @@ processes have ended.
 """
 
 import asyncio
-import math
 import random
 import threading
 import time
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from stillfresh.errors import StoreError
 from stillfresh.lab.prove.crowd import PATIENCE, Crowd, faults_of
@@ -27,13 +27,19 @@ from stillfresh.lab.prove.history import (
     excused,
     loads_together,
     outdated,
+    uncertain,
+    unjudged,
     violations,
+    wrong_reads,
 )
 from stillfresh.lab.prove.stage import Stage
 from stillfresh.lab.prove.witness import Log, MovedClock, Seen, events_of
 from stillfresh.lab.prove.worker import KIND
 from stillfresh.stores import running, store_for
 from stillfresh.stores.contract import Record, Store
+
+MOST_UNJUDGED: Final = 0.01
+"""The share of the reads that may be left without a judgement."""
 
 
 @dataclass
@@ -56,23 +62,37 @@ class Report:
     """At serving, in seconds: `p50`, `p99`, `max`."""
     is_cut_short: bool = False
 
-    @property
-    def judged(self) -> int:
-        """Reads that were judged against invalidations: all but those that claimed nothing."""
-        return self.counts["served"] - self.counts["unknown"]
+    wrong: int = 0
+    """Reads that got a copy from before an acknowledged invalidation, as if it were right."""
+    unjudged: Counter[str] = field(default_factory=Counter)
+    """Reads that could not be judged, by the reason."""
 
     @property
-    def nines(self) -> float:
-        """The nines that so many judged reads support, if none of them was wrong."""
-        if not self.judged:
-            return 0.0
-        return max(0.0, math.log10(self.judged / 3))
+    def reads(self) -> int:
+        """All reads, answered or failed."""
+        return self.counts["served"] + self.counts["failed"]
+
+    @property
+    def judged(self) -> int:
+        """Reads that were judged against invalidations."""
+        return self.reads - self.unjudged.total()
 
     @property
     def sentences(self) -> list[str]:
         """The broken promises, in sentences; empty after a good run."""
         broken = [sentence for sentences in self.broken.values() for sentence in sentences]
-        return broken + self.complaints
+        return broken + self.too_many_unjudged + self.complaints
+
+    @property
+    def too_many_unjudged(self) -> list[str]:
+        """A sentence if more reads than may be could not be judged: then nothing is proved."""
+        count = self.unjudged.total()
+        if count <= MOST_UNJUDGED * self.reads:
+            return []
+        reasons = "; ".join(f"{reason}: {times:,}" for reason, times in self.unjudged.most_common())
+        share = f"{count / self.reads:.1%}"
+        limit = f"{MOST_UNJUDGED:.0%}"
+        return [f"{share} of the reads were not judged, and at most {limit} may be: {reasons}"]
 
 
 class Reader:
@@ -186,7 +206,8 @@ class ProofRun:
             self._look_into_the_store()
             self.report.seconds = time.monotonic() - began
             self.report.is_cut_short = self._over.is_set()
-            self._judge()
+            self._reader.look()
+            judge(self.report, self._reader.events, self._stage)
         finally:
             self._crowd.end()
             self._log.close()
@@ -216,20 +237,18 @@ class ProofRun:
         with suppress(StoreError):  # still unavailable: the promises are judged without it
             self._log.tell(*asyncio.run(look_into_store(self._stage, clock)))
 
-    def _judge(self) -> None:
-        self._reader.look()
-        events = self._reader.events
-        self.report.counts = Counter(event.what for event in events)
-        stage = self._stage
-        counts = self.report.counts
-        history = ProofHistory(
-            events, stage.fresh_for, stage.memory_for, may_forget=stage.may_forget
-        )
-        counts["forgotten"] = sum(not event.lease for event in outdated(history))
-        counts["blind"] = counts["served"] - len(history.sighted())
-        counts["excused"] = sum(1 for _ in excused(history))
-        counts["unknown"] = sum(event.verdict == "unknown" for event in history.all("served"))
-        counts["together"] = loads_together(history)
-        self.report.ages = ages_at_serving(history)
-        checks = PEER_CHECKS if stage.peer else CHECKS
-        self.report.broken = violations(history, checks)
+
+def judge(report: Report, events: Sequence[Seen], stage: Stage) -> None:
+    """Write into the report what the events say."""
+    report.counts = counts = Counter(event.what for event in events)
+    history = ProofHistory(events, stage.fresh_for, stage.memory_for, may_forget=stage.may_forget)
+    counts["forgotten"] = sum(not event.lease for event in outdated(history))
+    counts["blind"] = counts["served"] - len(history.sighted())
+    counts["excused"] = sum(1 for _ in excused(history))
+    counts["uncertain"] = sum(1 for _ in uncertain(history))
+    counts["together"] = loads_together(history)
+    report.wrong = wrong_reads(history)
+    report.unjudged = unjudged(history)
+    report.ages = ages_at_serving(history)
+    checks = PEER_CHECKS if stage.peer else CHECKS
+    report.broken = violations(history, checks)

@@ -15,6 +15,7 @@ class Stage:
     """A store's address and the faults that are its own."""
 
     url: str
+    """Of an HTTP cache: its socket."""
     faults: Mapping[str, Fault]
     count: int = 32
     pace: float = 0.004
@@ -22,7 +23,9 @@ class Stage:
     """Changes by others may be missed for this time, and no longer."""
     fresh_for: float = 1.0
     peer: str = ""
-    """Another library, whose answers are judged instead."""
+    """Another cache, whose answers are judged instead."""
+    site_port: int = 0
+    """Where the site behind an HTTP cache listens."""
     moves_clock: bool = True
     may_forget: bool = False
     """True if copies may be gone after a restart, as from a Redis without persistence."""

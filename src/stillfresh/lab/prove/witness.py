@@ -118,10 +118,21 @@ class LoadNames:
 
     async def load(self, leases: Mapping[str, str]) -> dict[str, str]:
         """Load a value for each key; it takes a while."""
-        names = {key: f"{os.getpid()}-{next(self._numbers)}-{key}" for key in leases}
-        self._tell("load", names, leases)
+        names = self._begin(leases)
         await asyncio.sleep(self._dice.random() * LONGEST_LOAD)
         self._tell("loaded", names, leases)
+        return names
+
+    def load_in_thread(self, leases: Mapping[str, str]) -> dict[str, str]:
+        """The same, while this thread waits."""
+        names = self._begin(leases)
+        time.sleep(self._dice.random() * LONGEST_LOAD)
+        self._tell("loaded", names, leases)
+        return names
+
+    def _begin(self, leases: Mapping[str, str]) -> dict[str, str]:
+        names = {key: f"{os.getpid()}-{next(self._numbers)}-{key}" for key in leases}
+        self._tell("load", names, leases)
         return names
 
     def _tell(self, what: str, names: Mapping[str, str], leases: Mapping[str, str]) -> None:

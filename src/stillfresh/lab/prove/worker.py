@@ -11,17 +11,21 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from stillfresh.engine import Cache, Resource
+from stillfresh.engine import Cache
 from stillfresh.errors import StillfreshError, StoreError
-from stillfresh.lab.prove.peers import PEERS, PeerShelf
+from stillfresh.lab.prove.peers import PEERS
+from stillfresh.lab.prove.shelf import PeerShelf
 from stillfresh.lab.prove.stage import Stage
 from stillfresh.lab.prove.witness import LoadNames, Log, MovedClock, Seen, Witness
 from stillfresh.stores import store_for
+from stillfresh.sync import SyncCache
 
 KIND: Final = "proof"
 LEASE_FOR: Final = 1.0
@@ -38,38 +42,30 @@ class ProofJob(NamedTuple):
     environment: dict[str, str]
     seed: float
     stage: Stage
+    uses_threads: bool = False
+    """Whether its visitors call a SyncCache in threads."""
 
 
-class StillfreshShelf:
-    """A cache on a store that logs its steps."""
+class StillfreshShelf(ABC):
+    """A cache on a store that logs its steps. A subclass says how its process calls it."""
+
+    open: Callable[[], Awaitable[object]]
+    close: Callable[[], Awaitable[object]]
 
     def __init__(self, job: ProofJob, log: Log, clock: MovedClock) -> None:
         self._names = LoadNames(job.seed, log, clock)
         self._clock = clock
         self._witness = Witness(store_for(job.stage.url, clock), log, clock)
-        self._cache = Cache(self._witness, clock=clock)
-        self._prices = self._declare_prices(job)
-        self.open = self._cache.open
-        self.close = self._cache.close
 
-    def _declare_prices(self, job: ProofJob) -> Resource[str, str]:
-        @self._cache.batched(
-            KIND,
-            fresh_for=job.stage.fresh_for,
-            stale_for=job.stage.stale_for,
-            error_for="30d",
-            memory_for=job.stage.memory_for,
-            lease_for=LEASE_FOR,
-            max_batch=8,
-        )
-        async def prices(skus: list[str]) -> Mapping[str, str]:
-            tokens = {sku: self._witness.tokens.pop(sku, "") for sku in skus}
-            return await self._names.load(tokens)
+    @abstractmethod
+    async def invalidate(self, key: str) -> None: ...
 
-        return prices
+    @abstractmethod
+    async def _answers(self, keys: list[str]) -> dict[str, Any]: ...
 
-    async def invalidate(self, key: str) -> None:
-        await self._prices.invalidate(key)
+    def _leases(self, keys: list[str]) -> dict[str, str]:
+        """The tokens under which these keys are loaded now."""
+        return {key: self._witness.tokens.pop(key, "") for key in keys}
 
     async def read(self, keys: list[str]) -> list[Seen]:
         troubles = self._witness.troubles
@@ -94,10 +90,65 @@ class StillfreshShelf:
             for key, answer in answers.items()
         ]
 
+
+class LoopShelf(StillfreshShelf):
+    """A Cache on the process's event loop."""
+
+    def __init__(self, job: ProofJob, log: Log, clock: MovedClock) -> None:
+        super().__init__(job, log, clock)
+        cache = Cache(self._witness, clock=clock)
+        self.open = cache.open
+        self.close = cache.close
+
+        @cache.batched(KIND, **_terms_of(job.stage))
+        async def prices(skus: list[str]) -> Mapping[str, str]:
+            return await self._names.load(self._leases(skus))
+
+        self._prices = prices
+
+    async def invalidate(self, key: str) -> None:
+        await self._prices.invalidate(key)
+
     async def _answers(self, keys: list[str]) -> dict[str, Any]:
         if len(keys) == 1:
             return {keys[0]: await self._prices.get(keys[0])}
         return dict(await self._prices.get_many(keys))
+
+
+class ThreadShelf(StillfreshShelf):
+    """A SyncCache. Each visitor calls it in a thread, which loads by itself."""
+
+    def __init__(self, job: ProofJob, log: Log, clock: MovedClock) -> None:
+        super().__init__(job, log, clock)
+        cache = SyncCache(self._witness, clock=clock)
+        self.open = partial(asyncio.to_thread, cache.open)
+        self.close = partial(asyncio.to_thread, cache.close)
+
+        @cache.batched(KIND, **_terms_of(job.stage))
+        def prices(skus: list[str]) -> Mapping[str, str]:
+            return self._names.load_in_thread(self._leases(skus))
+
+        self._prices = prices
+
+    async def invalidate(self, key: str) -> None:
+        await asyncio.to_thread(self._prices.invalidate, key)
+
+    async def _answers(self, keys: list[str]) -> dict[str, Any]:
+        if len(keys) == 1:
+            return {keys[0]: await asyncio.to_thread(self._prices.get, keys[0])}
+        return await asyncio.to_thread(self._prices.get_many, keys)
+
+
+def _terms_of(stage: Stage) -> dict[str, Any]:
+    """The options of the resource."""
+    return {
+        "fresh_for": stage.fresh_for,
+        "stale_for": stage.stale_for,
+        "error_for": "30d",
+        "memory_for": stage.memory_for,
+        "lease_for": LEASE_FOR,
+        "max_batch": 8,
+    }
 
 
 class Life:
@@ -163,6 +214,7 @@ def main(job: ProofJob) -> None:
 async def _live(job: ProofJob) -> None:
     log = Log(job.log)
     clock = MovedClock(job.clock)
-    make_shelf = PEERS[job.stage.peer] if job.stage.peer else StillfreshShelf
+    ours = ThreadShelf if job.uses_threads else LoopShelf
+    make_shelf = PEERS[job.stage.peer] if job.stage.peer else ours
     shelf = make_shelf(job, log, clock)
     await Life(job, log, shelf).live()
