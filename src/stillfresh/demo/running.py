@@ -19,14 +19,17 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import httpx2
+from starlette.types import ASGIApp
 
+from stillfresh.demo.code_corners import script_of, source_of
 from stillfresh.demo.example_games import find_game_service
 from stillfresh.demo.guard import Guard
 from stillfresh.demo.playing import Playing, boards_of
+from stillfresh.demo.rates import rates_of
 from stillfresh.demo.rules import Pace
-from stillfresh.demo.site import MAX_BATCH, Demo
+from stillfresh.demo.site import MAX_BATCH, STATIC, Demo
 from stillfresh.demo.upstream import BreakableUpstream, upstream_app
-from stillfresh.demo.visitors import Visitors, key_in
+from stillfresh.demo.visitors import Approvals, Visitors, key_in
 from stillfresh.demo.world import UpstreamData
 from stillfresh.engine import Cache, RetryAfter
 from stillfresh.errors import StillfreshError
@@ -158,6 +161,7 @@ async def site_of(
             Cache(f"sqlite:///{directory / 'entries.db'}") as cache,
         ):
             boards = boards_of(cache, http, pause)
+            rate = rates_of(cache, http)
 
             def playing_of(user: str) -> Playing:
                 def tell() -> None:
@@ -166,13 +170,13 @@ async def site_of(
                 return Playing(user, http, boards, tell, pause)
 
             visitors = Visitors(playing_of, pace.approval_for, world.dice, key_in(directory))
-            parts = Demo(pace, world, upstream, http, engine, visitors)
+            codes = codes_of_cards()
+            parts = Demo(pace, world, upstream, http, engine, visitors, rate, codes)
             pages = PageCache(f"sqlite:///{directory / 'pages.db'}")
-            routes = {"/prices": pace.page_fresh_for}
             parts.app = gateway(
                 cache,
                 kinds=kinds_of(nexus, pace),
-                pages=Guard(IsrMiddleware(parts.site(), pages, routes), hosts),
+                pages=Guard(cached_pages(parts.site(), pages, pace), hosts),
                 page_cache=pages,
                 authenticate=visitors.authenticate,
                 hosts=hosts,
@@ -184,6 +188,23 @@ async def site_of(
                 finally:
                     parts.close()
                     await visitors.close()
+
+
+def cached_pages(site: ASGIApp, pages: PageCache, pace: Pace) -> ASGIApp:
+    return IsrMiddleware(site, pages, {"/prices": pace.page_fresh_for})
+
+
+def codes_of_cards() -> dict[str, tuple[str, str]]:
+    """The title and the code of each card: the source of what runs behind it."""
+    return {
+        "feed": ("Feed", source_of(kinds_of)),
+        "games": ("Games", source_of(Playing.play)),
+        "approvals": ("Approvals", source_of(Approvals.__init__, Approvals.decide)),
+        "watching": ("On screen now", script_of(STATIC / "feed.js", "start")),
+        "rate": ("A cached function", source_of(rates_of)),
+        "page": ("A slow page", source_of(cached_pages, Demo.prices)),
+        "topics": ("Topics", source_of(Demo._topics)),  # noqa: SLF001 (its source is shown)
+    }
 
 
 async def soon(response: Awaitable[T], pause: float) -> T:
@@ -244,6 +265,8 @@ async def refresh_on_recovery(parts: Demo) -> None:
         await parts.recovered.wait()
         parts.recovered.clear()
         await asyncio.gather(*(refresh_watched(hub, kind) for kind in hub.kinds))
+        with suppress(StillfreshError):  # switched off again meanwhile
+            await parts.rate.of("USD").refresh()
 
 
 async def refresh_watched(hub: Hub, kind: str) -> None:

@@ -25,12 +25,14 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from stillfresh.demo.code_corners import code_corners
 from stillfresh.demo.example_games import NO_SERVICE
 from stillfresh.demo.playing import MoveRefused, freshness
 from stillfresh.demo.rules import Pace, polling
 from stillfresh.demo.upstream import BreakableUpstream
 from stillfresh.demo.visitors import DemoVisitor, Visitors
 from stillfresh.demo.world import UpstreamData
+from stillfresh.engine import Function
 from stillfresh.errors import StillfreshError
 from stillfresh.gateway import Gateway
 from stillfresh.systems.feed import Comment, FeedEngine
@@ -81,6 +83,9 @@ class Demo:
     http: httpx2.AsyncClient
     engine: FeedEngine
     visitors: Visitors
+    rate: Function[[str], float]
+    codes: dict[str, tuple[str, str]]
+    """The title and the code of each card."""
     app: Gateway = field(init=False)
     """Set once the site that it serves is made."""
     has_games: bool = True
@@ -111,6 +116,8 @@ class Demo:
             Route("/demo/games", self.games),
             Route("/demo/games/{id}/open", self.open_game, methods=["POST"]),
             Route("/demo/games/play", self.play, methods=["POST"]),
+            Route("/demo/rate", self.call_rate),
+            Route("/demo/rate/invalidate", self.invalidate_rate, methods=["POST"]),
             Route("/demo/approvals/{id}", self.approve, methods=["POST"]),
             Mount("/demo/static", StaticFiles(directory=STATIC, packages=[GATEWAYS])),
         ]
@@ -161,7 +168,8 @@ class Demo:
         token = (self._visitor(request) or self.visitors.welcome()).token
         posts = "\n".join(map(_post, self.world.posts))
         page = _template("demo.html").substitute(
-            _spans(self.pace),
+            _spans(self.pace) | code_corners(self.codes),
+            max_batch=MAX_BATCH,
             token=token,
             posts=posts,
             count=len(self.world.posts),
@@ -286,6 +294,20 @@ class Demo:
             is_for_visitor = isinstance(exc, MoveRefused)
             refused = str(exc) if is_for_visitor else f"the game service {self._trouble}"
         return _json({"refused": refused} | await self._answer_or_reason(visitor.playing.state()))
+
+    async def call_rate(self, _: Request) -> Response:
+        """Call the cached function, and say how old its value is and how long the call took."""
+        return _json(await self._answer_or_reason(self._rate()))
+
+    async def _rate(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        answer = await self.rate.get("USD")
+        took = time.perf_counter() - began
+        return {"value": answer.value, "took": took, **freshness(answer)}
+
+    async def invalidate_rate(self, _: Request) -> Response:
+        await self.rate.of("USD").invalidate()
+        return _json({"done": True})
 
     async def approve(self, request: Request) -> Response:
         visitor = self._visitor(request)

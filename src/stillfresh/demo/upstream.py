@@ -32,7 +32,7 @@ QUICK: Final = 0.1
 PLAYER: Final = "x-player"
 """The header field with the player's id, from the site to the game service."""
 KNOWN: Final = (
-    "posts", "users", "comments", "waiting-longest", "games", "days", "prices",
+    "posts", "users", "comments", "waiting-longest", "games", "days", "prices", "rates",
 )  # fmt: skip
 """The kinds of requests: the first of these words in the path."""
 
@@ -130,6 +130,7 @@ def upstream_app(world: UpstreamData, game_service: ASGIApp | None) -> Starlette
         Route("/v0/stream/posts/by_ids", backend.posts, methods=["POST"]),
         Route("/v0/stream/users/by_ids", backend.users, methods=["POST"]),
         Route("/prices", backend.prices),
+        Route("/rates/{currency}", backend.rate),
         Route("/days/{day}", backend.day),
         Route("/topics/{uuid}/comments", backend.comments, methods=["GET", "POST"]),
     ]
@@ -158,6 +159,10 @@ class _Backend:
 
     async def prices(self, _: Request) -> Response:
         return _json(self._world.prices)
+
+    async def rate(self, request: Request) -> Response:
+        rate = self._world.rates.get(request.path_params["currency"])
+        return Response(status_code=404) if rate is None else _json(rate)
 
     async def day(self, request: Request) -> Response:
         day = date.fromisoformat(request.path_params["day"])

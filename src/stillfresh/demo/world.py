@@ -82,6 +82,8 @@ class UpstreamData:
     topics: dict[str, Topic] = field(default_factory=dict)
     comments: dict[str, list[Comment]] = field(default_factory=dict)
     prices: dict[str, int] = field(default_factory=lambda: dict(GOODS))
+    rates: dict[str, float] = field(default_factory=lambda: {"USD": 1.0842})
+    """What a euro costs."""
     changes: int = 0
     _written: int = 0
 
@@ -111,7 +113,7 @@ class UpstreamData:
         """One thing happens: mostly a like, now and then an edit, a comment, a price."""
         self.now = max(self.now, now)
         self.changes += 1
-        others = (self._follow, self._price, self._comment, self._edit, self._reply)
+        others = (self._follow, self._price, self._comment, self._edit, self._rate, self._reply)
         kind, is_like = divmod(self.changes, 2)
         if is_like:
             self._like()
@@ -154,6 +156,10 @@ class UpstreamData:
         name = self._any(tuple(self.prices))
         step = self.dice.choice((-50, -20, -10, 10, 20, 50))
         self.prices[name] = max(100, self.prices[name] + step)
+
+    def _rate(self) -> None:
+        change = self.dice.uniform(-0.003, 0.003)
+        self.rates["USD"] = round(self.rates["USD"] * (1 + change), 4)
 
     def _comment(self) -> None:
         self._say(self._any(tuple(self.topics)[:4]))

@@ -70,7 +70,8 @@ function showWatched(live) {
   const ids = live.subscribed.sort(byKind);
   ids.forEach(asking);
   const posts = ids.filter((id) => id.startsWith("post:")).length;
-  const text = `${posts} posts, ${ids.length - posts} people`;
+  const people = ids.length - posts;
+  const text = `${posts} ${posts === 1 ? "post" : "posts"}, ${people} ${people === 1 ? "person" : "people"}`;
   write(byId("watched"), text);
   write(byId("watching-count"), text);
   const more = ids.length - MOST_CHIPS;

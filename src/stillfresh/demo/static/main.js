@@ -5,6 +5,7 @@ import * as feed from "./feed.js";
 import { byId, send, showPart, write } from "./fresh.js";
 import * as games from "./games.js";
 import * as page from "./page.js";
+import * as rate from "./rate.js";
 import * as topics from "./topics.js";
 
 const WORDS = {
@@ -30,7 +31,7 @@ function told(state) {
   write(byId("polled-in-batches"), number(state.polled_in_batches));
   if (state.approvals) approvals.told(state.approvals);
   topics.told(state.news);
-  if (before && before !== state.mode) for (const part of [games, topics, page]) part.switched();
+  if (before && before !== state.mode) for (const part of [games, topics, page, rate]) part.switched();
 }
 
 /** One stream, and only while somebody looks: a hidden tab holds no connection for it. */
@@ -79,3 +80,4 @@ feed.start({ gameNews: games.changed });
 games.start();
 topics.start();
 page.start();
+rate.start();
