@@ -4,38 +4,66 @@ It decides nothing, and imports nothing large before a command needs it.
 """
 
 import sys
-from importlib.metadata import version
+from importlib import import_module
+from typing import Final
 
 try:
     import click
 except ModuleNotFoundError:
     if sys.argv[1:] == ["--version"]:
-        sys.stdout.write(f"stillfresh, version {version('stillfresh')}\n")
+        version = import_module("importlib.metadata").version("stillfresh")
+        sys.stdout.write(f"stillfresh, version {version}\n")
         raise SystemExit(0) from None
     sys.stderr.write("Error: the commands need click: install stillfresh[cli]\n")
     raise SystemExit(2) from None
 
-from stillfresh.cli.counting import stats
-from stillfresh.cli.inspecting import explain, inspect
-from stillfresh.cli.invalidating import evict, invalidate
-from stillfresh.cli.measuring import bench
-from stillfresh.cli.outbox import outbox
-from stillfresh.cli.planning import plan
 from stillfresh.cli.program import Program
-from stillfresh.cli.proving import prove
-from stillfresh.cli.serving import check, demo, serve
-from stillfresh.cli.tables import table
-from stillfresh.cli.warming import warm
 
 __all__ = ["main"]
+
+COMMANDS: Final = {
+    "demo": ("stillfresh.cli.serving", "Run a site to see what stillfresh does."),
+    "serve": ("stillfresh.cli.serving", "Serve pages and entities, kept fresh."),
+    "check": ("stillfresh.cli.serving", "Check a file of settings, as `serve` takes it."),
+    "warm": ("stillfresh.cli.warming", "Fill a cache before visitors come."),
+    "inspect": ("stillfresh.cli.inspecting", "Show what is in STORE, and how fresh it is."),
+    "stats": (
+        "stillfresh.cli.counting",
+        "Show how much a store holds, or what a gateway counts.",
+    ),
+    "explain": ("stillfresh.cli.inspecting", "Say why one entry is as it is."),
+    "invalidate": (
+        "stillfresh.cli.invalidating",
+        "Invalidate entries: by their ids, by a tag, or all of a kind.",
+    ),
+    "evict": ("stillfresh.cli.invalidating", "Delete entries that can no longer be served."),
+    "plan": ("stillfresh.cli.planning", "Propose fresh_for and stale_for for recorded reads."),
+    "prove": ("stillfresh.cli.proving", "Prove that STORE keeps its promises while things break."),
+    "replay": ("stillfresh.cli.replaying", "Write one history of the simulator as a web page."),
+    "bench": (
+        "stillfresh.cli.measuring",
+        "Measure stillfresh on this machine, in less than a minute.",
+    ),
+    "table": (
+        "stillfresh.cli.tables",
+        "Create or show the tables of a PostgreSQL or DynamoDB store.",
+    ),
+    "outbox": (
+        "stillfresh.cli.outbox",
+        "Invalidate entries when rows of a PostgreSQL database change.",
+    ),
+    "browser": (
+        "stillfresh.cli.browser",
+        "Write the modules for browsers, with types, as an npm package.",
+    ),
+    "diskcache": ("stillfresh.cli.converting", "Leave diskcache without losing its plain values."),
+}
+"""By the name of each command, its module and the first line of its help."""
 
 
 @click.group(
     cls=Program,
-    commands=[
-        *(demo, serve, check, warm, inspect, stats, explain, invalidate, evict),
-        *(plan, prove, bench, table, outbox),
-    ],
+    listed=COMMANDS,
     examples=["stillfresh inspect sqlite:///site.db"],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -37,6 +37,8 @@ TERMS: Final = ("fresh_for", "stale_for", "error_for")
 
 @dataclass
 class Inspected:
+    """What `inspect` found: statistics, the first entries, and counts by kind."""
+
     stats: StoreStats
     entries: list[Listed] = field(default_factory=list)
     """The first ones."""

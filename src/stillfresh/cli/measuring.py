@@ -37,6 +37,8 @@ Step: TypeAlias = Callable[[str], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
+    """How long one operation of one store took."""
+
     store: str
     operation: str
     times: int
@@ -68,7 +70,7 @@ def bench(*, stores: tuple[str, ...], seconds: float, is_all: bool, is_json: boo
     temporary file. The command deletes what it writes. For a SQLite store it measures a new file in
     the same directory.
 
-    --all compares stillfresh with other libraries, in about 18 minutes. It needs a clone of
+    --all compares stillfresh with other libraries, in about 25 minutes. It needs a clone of
     stillfresh, after `make .venv/.bench`.
     """
     if is_all:

@@ -5,7 +5,6 @@ failed; 2, it was called wrongly; 130, Ctrl-C. Any other exception is a mistake 
 and addresses may contain anything: control characters never reach the terminal.
 """
 
-import asyncio
 import inspect
 import json
 import logging
@@ -13,7 +12,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
@@ -222,7 +221,9 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> object:
         """Run it; an async function in an event loop of its own."""
         result: object = super().invoke(ctx)
-        return ctx.invoke(asyncio.run, result) if inspect.iscoroutine(result) else result
+        if not inspect.iscoroutine(result):
+            return result
+        return ctx.invoke(import_module("asyncio").run, result)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
@@ -240,11 +241,33 @@ class CommandGroup(Command, click.Group):
 
 
 class Program(CommandGroup):
-    """The whole program: its commands in the order given, and every way to end."""
+    """The whole program: its commands in the order given, and every way to end.
+
+    A command's module is imported when the command is used. For the list of all commands it would
+    take a second, so `listed` has their modules and short texts.
+    """
+
+    def __init__(self, *args: Any, listed: Mapping[str, tuple[str, str]], **options: Any) -> None:  # noqa: ANN401
+        """`listed`: by the name of each command, its module and one line about it."""
+        super().__init__(*args, **options)
+        self.listed = listed
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return list(self.commands)
+        return list(self.listed)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in self.listed:
+            return None
+        module, _ = self.listed[cmd_name]
+        found_command: click.Command = getattr(import_module(module), cmd_name)
+        return found_command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self.listed.items()])
 
     def main(
         self,

@@ -27,6 +27,7 @@ from stillfresh.lab.prove import (
     proving,
 )
 from stillfresh.logs import quietly
+from stillfresh.nines import shown_nines
 
 SHOWN = 3
 """Examples of each broken promise."""
@@ -57,7 +58,7 @@ def _minutes(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 @command(
     "stillfresh prove redis://localhost:6379/0 --minutes 10",
-    "stillfresh prove redis://localhost:6379/0 --peer cashews --seed 7 --json proof.json",
+    "stillfresh prove redis://localhost:6379/0 --peer cashews --peer nginx --json proof.json",
     "stillfresh prove cache.db --minutes 1",
 )
 @click.argument("store")
@@ -74,7 +75,11 @@ def _minutes(ctx: click.Context, param: click.Parameter, value: str) -> float:
     "--workers", default=4, show_default=True, type=click.IntRange(2, 64), help="Processes."
 )
 @click.option(
-    "--peer", type=click.Choice(sorted(PEERS)), help="Also this library, on the same Redis."
+    "--peer",
+    "peers",
+    multiple=True,
+    type=click.Choice(sorted(PEERS)),
+    help="Also this cache; may be given several times. Libraries use the same Redis.",
 )
 @click.option(
     "--json",
@@ -89,7 +94,7 @@ def prove(
     minutes: float,
     seed: int | None,
     workers: int,
-    peer: str | None,
+    peers: tuple[str, ...],
     file: Path | None,
 ) -> None:
     """Prove that STORE keeps its promises while things break.
@@ -102,9 +107,7 @@ def prove(
     the report.
     """
     seed = random.randrange(1_000_000) if seed is None else seed  # noqa: S311 (no secret)
-    names = [""]  # stillfresh itself
-    if peer is not None:
-        names.append(checked_peer(peer, store))
+    names = ["", *(checked_peer(peer, store) for peer in dict.fromkeys(peers))]  # itself first
     reports: list[Report] = []
     _write(file, b"")  # before the work, if it cannot be written
     with ending() as over, working("Faults survived:") as advance, quietly(logging.CRITICAL):
@@ -174,7 +177,8 @@ def tell(reports: list[Report]) -> None:
     """Print the figures of the reports side by side, and then the broken promises."""
     head = ("", *(report.store for report in reports))
     columns = [_figures(report) for report in reports]
-    rows = [(name, *(column.get(name, "-") for column in columns)) for name in columns[0]]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [(name, *(column.get(name, "-") for column in columns)) for name in names]
     print_table(head, rows, right=head[1:])
     click.echo()
     for report in reports:
@@ -186,6 +190,26 @@ def tell(reports: list[Report]) -> None:
     for report in reports:
         click.echo()
         _tell_broken(report)
+    if len(reports) > 1:
+        click.echo()
+        for line in comparison(reports):
+            click.echo(line)
+
+
+def comparison(reports: list[Report]) -> Iterator[str]:
+    """One table of all runs in Markdown, for a README."""
+    yield "| | reads judged | not judged | wrong | supported nines |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    for report in reports:
+        share = report.unjudged.total() / report.reads if report.reads else 0.0
+        cells = (
+            report.store,
+            f"{report.judged:,}",
+            f"{share:.1%}",
+            f"{report.wrong:,}",
+            shown_nines(report.wrong, report.judged),
+        )
+        yield f"| {' | '.join(cells)} |"
 
 
 def _sentences_about_reads(report: Report) -> Iterator[str]:
@@ -198,13 +222,17 @@ def _sentences_about_reads(report: Report) -> Iterator[str]:
             f"{counts['excused']:,} reads got an older copy without the store, and said so: "
             f"stale and unverified."
         )
-    if counts["unknown"]:
+    if counts["uncertain"]:
         yield (
-            f"{counts['unknown']:,} reads were not judged against invalidations: the library "
-            f"could not ask the store, and does not say how fresh its answer is."
+            f"{counts['uncertain']:,} reads got a copy from before an invalidation that was never "
+            f"confirmed: right if it was not done, so they were judged against both."
         )
-    if report.judged and not report.broken[LOST]:
-        yield f"{report.judged:,} reads were judged, none was wrong: {report.nines:.1f} nines."
+    for reason, count in report.unjudged.most_common():
+        yield f"{count:,} reads were not judged: {reason}."
+    if report.judged:
+        wrong = f"{report.wrong:,} of them wrong" if report.wrong else "none was wrong"
+        nines = shown_nines(report.wrong, report.judged)
+        yield f"{report.judged:,} reads were judged, {wrong}: {nines} nines."
 
 
 def _tell_broken(report: Report) -> None:
@@ -222,7 +250,7 @@ def _tell_broken(report: Report) -> None:
                 click.echo(f"  {plain(line)}")
             if not report.peer and promise in MEANING:
                 click.echo(f"  {plain(MEANING[promise])}")
-    for line in report.complaints[:SHOWN]:
+    for line in [*report.too_many_unjudged, *report.complaints[:SHOWN]]:
         click.echo(f"{report.store}: {plain(line)}")
 
 
@@ -237,6 +265,7 @@ def _figures(report: Report) -> dict[str, str]:
         "reads": f"{counts['served']:,}",
         "reads without the store": f"{counts['blind']:,}",
         "reads that said so of an older copy": f"{counts['excused']:,}",
+        "reads that were wrong": f"{report.wrong:,}",
         "reads that failed": f"{counts['failed']:,}",
         "loads": f"{counts['load']:,}",
         "loads beside another of the same key": f"{counts['together']:,}",

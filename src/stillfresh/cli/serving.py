@@ -16,7 +16,7 @@ NUMBER: Final = "seconds as a number, or "
 def routes_of(
     ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, str] | None:
-    """`/blog/*=10m`: a path, and how long its pages are fresh."""
+    """`/blog/*=10m`: a path, and how long its pages are fresh; or `never`."""
     for text in texts:
         if "=" not in text:
             problem = f"{text!r}: write PATH=DURATION, as '/blog/*=10m'"
@@ -47,7 +47,10 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
 )
 @click.argument("file", required=False)
 @click.option(
-    "--upstream", "pages__upstream", help="The site, as http://host:port or https://host."
+    "--upstream",
+    "pages__upstream",
+    multiple=True,
+    help="The site, as http://host:port or https://host; repeatable, for several addresses.",
 )
 @click.option(
     "--store", "store__url", help="The store, as sqlite:///site.db.  [default: memory://]"
@@ -104,7 +107,8 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     "pages__routes",
     multiple=True,
     callback=routes_of,
-    help="PATH=DURATION: how long pages are fresh, whatever the site says; repeatable.",
+    help="PATH=DURATION: how long pages are fresh, whatever the site says; or PATH=never. "
+    "Repeatable.",
 )
 @click.option(
     "--query",
@@ -136,6 +140,18 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     help="Largest page to keep, in bytes.  [default: 1048576]",
 )
 @click.option(
+    "--max-entries",
+    "pages__max_entries",
+    type=int,
+    help="The most pages in memory.  [default: 10000]",
+)
+@click.option(
+    "--max-bytes",
+    "pages__max_bytes",
+    type=int,
+    help="The most bytes of pages in memory.  [default: 268435456]",
+)
+@click.option(
     "--timeout", "pages__timeout", type=float, help="Seconds for the site to answer.  [default: 30]"
 )
 @click.option(
@@ -154,6 +170,12 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     "pages__min_upload_rate",
     type=int,
     help="Bytes a second that an upload must bring; then 408. 0: any.  [default: 500]",
+)
+@click.option(
+    "--max-spill",
+    "pages__max_spill",
+    type=int,
+    help="Bytes of temporary files for responses that are read slowly.  [default: 1073741824]",
 )
 @click.option(
     "--trusted-proxy",
@@ -176,6 +198,13 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     "[default: X-Api-Key, Api-Key, X-Auth-Token, X-Access-Token]",
 )
 @click.option(
+    "--ignore-cookie",
+    "pages__ignore_cookies",
+    metavar="NAME",
+    multiple=True,
+    help="A cookie that says nothing about a page, as consent or '_ga*'; repeatable.",
+)
+@click.option(
     "--heuristic",
     "pages__heuristic",
     is_flag=True,
@@ -183,11 +212,29 @@ def given(ctx: click.Context) -> tuple[dict[str, dict[str, Any]], dict[str, str]
     help="Keep pages with only Last-Modified for a tenth of their age, at most a day.",
 )
 @click.option(
-    "--cdn-override",
+    "--cdn-override/--no-cdn-override",
     "pages__cdn_override",
     is_flag=True,
     default=None,
-    help="Use CDN-Cache-Control in place of Cache-Control.",
+    help="Whether CDN-Cache-Control counts in place of Cache-Control.  [default: it does]",
+)
+@click.option(
+    "--own-prefix",
+    "pages__own_prefix",
+    metavar="PATH",
+    help="Move all paths of the gateway's own below this path, as /_cache.",
+)
+@click.option(
+    "--site-ca",
+    "pages__site_ca",
+    metavar="FILE",
+    help="Certificates that the site's is checked by, in place of the system's.",
+)
+@click.option(
+    "--health-path",
+    "pages__health_path",
+    metavar="PATH",
+    help="Check each address of the site by this path, and leave out one that fails.",
 )
 @click.pass_context
 def serve(ctx: click.Context, /, file: str | None, **_: object) -> None:
@@ -250,7 +297,7 @@ def check(ctx: click.Context, file: str, *, is_json: bool) -> None:
     if is_json:
         print_json({"file": file, "ok": True, "mistakes": []})
         return
-    site = [] if settings.pages is None else [f"pages of {settings.pages.upstream}"]
+    site = [] if settings.pages is None else [f"pages of {', '.join(settings.pages.upstream)}"]
     kinds = [f"kind {kind.name}" for kind in settings.kinds]
     click.echo(plain(f"{file}: fine; {', '.join(site + kinds)}"))
 

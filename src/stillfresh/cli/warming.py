@@ -73,7 +73,9 @@ def warm(
     with 1 if a line failed.
 
     URL is a running gateway. FILE is a file of settings, as `serve` takes it; the command fills its
-    store, which must not be memory://. With a STORE, name the site with --upstream.
+    store, which must not be memory://. With a STORE, name the site with --upstream. A page is
+    stored for the Host that visitors use: write addresses, or set pages.site_hosts, whose first
+    name is the host of paths.
     """
     counts: Counter[str] = Counter()
 
@@ -175,9 +177,16 @@ async def _gateway(target: str, upstream: str | None) -> AsyncIterator["httpx2.A
         transport = client.httpx2.ASGITransport(app=app)
         async with (
             app,
-            client.httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http,
+            client.httpx2.AsyncClient(transport=transport, base_url=_base(settings)) as http,
         ):
             yield http
+
+
+def _base(settings: Any) -> str:  # noqa: ANN401 (its module is an extra's)
+    """The host of lines that are paths: a page's key has the Host that visitors use."""
+    hosts = settings.pages.site_hosts if settings.pages is not None else ()
+    names = [host for host in hosts if not host.startswith("*.")]
+    return f"http://{names[0]}" if names else "http://localhost"
 
 
 def _settings(target: str, upstream: str | None) -> Any:  # noqa: ANN401 (its module is an extra's)
