@@ -1,6 +1,7 @@
 """E23: memory in front of a store holds at most `max_bytes`, and says what it holds."""
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
@@ -335,3 +336,24 @@ class TestE23Sync:
             assert 0 < told.resources["text"].bytes <= MOST < told.resources["text"].evicted_bytes
             assert told.store is not None
             assert (told.store.held or 0) > 40_000
+
+
+async def test_a_value_in_memory_takes_the_room_of_its_bytes() -> None:
+    """E39: the encoder's spare room behind them, half as much again, is given back."""
+    number = 100
+    length = 100_000
+    async with Cache("memory://") as cache:
+
+        @cache.batched("text", fresh_for="1h")
+        async def texts(keys: list[int]) -> dict[int, str]:
+            return dict.fromkeys(keys, "x" * length)
+
+        await texts.get_many(range(number))
+        tracemalloc.start()
+        try:
+            await texts.get_many(range(number, 2 * number))
+            size, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        both = 2 * length  # encoded and decoded
+        assert both < size / number < both + length / 4

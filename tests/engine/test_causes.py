@@ -337,7 +337,7 @@ class TestE30Remembered:
         failure = Failure(1, 10, "x")
         for number in range(MOST_KEYS + 3):
             known.note(f"{number}", failure, self.error(cause))
-        assert len(known) == MOST_KEYS
+        assert len(known.seen) == MOST_KEYS
         assert [known.error_of(key, failure) for key in ("0", "1", "2")] == [None] * 3
         assert known.error_of("3", failure) is not None
 
@@ -350,7 +350,7 @@ class TestE30Remembered:
         known.note("new", Failure(1, 10, "x"), self.error(Down()))
         assert known.error_of("0", Failure(2, 10, "x")) is not None
         assert known.error_of("1", Failure(1, 10, "x")) is None
-        assert len(known) == MOST_EXCEPTIONS
+        assert len(known.seen) == MOST_EXCEPTIONS
 
     def test_old_causes_are_forgotten(self) -> None:
         """A minute after the end of its cooldown, however long that was."""
@@ -366,10 +366,10 @@ class TestE30Remembered:
         assert known.error_of("b", second) is not None
         known.forget("b")
         known.forget("b")
-        assert len(known) == 0
+        assert len(known.seen) == 0
         known.note("c", Failure(1, 100, "x"), self.error(Down()))
         known.clear()
-        assert len(known) == 0
+        assert len(known.seen) == 0
 
 
 class TestE30Watch:

@@ -549,7 +549,7 @@ class TestE15Options:
     def test_what_cannot_be_called(self, cache: Cache, upstream: Upstream, option: str) -> None:
         """Said where it is declared, not by the first load."""
         with pytest.raises(ConfigError, match=f"price: {option}"):
-            declare(cache, upstream, **{option: ["shop"]})
+            declare(cache, upstream, **{option: 7})
 
     def test_a_tag_counts_once(self) -> None:
         """However often it is named; in the order of the list."""

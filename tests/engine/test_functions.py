@@ -92,6 +92,31 @@ class TestE19Functions:
         with pytest.raises(TypeError):
             await report(year=2026)
 
+    async def test_a_call_that_the_store_confirms_binds_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E39: the entry that the arguments named before is checked, and not looked for again."""
+        async with Cache(f"sqlite:///{tmp_path}/a.db") as cache:
+            report = cache.cached("report", fresh_for=60)(simple)
+            assert [await report(2026) for _ in range(2)] == [2026, 2026]
+            monkeypatch.setattr(report.signature, "call", None)
+            assert await report(2026) == 2026
+
+    async def test_a_call_after_its_entry_was_dropped_loads_again(self, cache: Cache) -> None:
+        """What the arguments named before is empty."""
+        calls: list[int] = []
+
+        @cache.cached("counted", fresh_for=60)
+        async def counted(year: int) -> int:
+            calls.append(year)
+            return len(calls)
+
+        assert [await counted(2026) for _ in range(3)] == [1, 1, 1]
+        await counted.of(2026).delete()
+        assert [await counted(2026) for _ in range(2)] == [2, 2]
+        await counted.of(2026).invalidate()
+        assert [await counted(2026) for _ in range(2)] == [3, 3]
+
     async def test_every_call_is_one_read(self, memory: Cache) -> None:
         """E12: by whichever way it is answered."""
         report = memory.cached("report", fresh_for=60)(simple)

@@ -4,13 +4,15 @@ import asyncio
 import gc
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stillfresh import (
     Answer,
@@ -21,8 +23,10 @@ from stillfresh import (
     Policy,
     StoreError,
     Verdict,
+    bounded,
 )
-from stillfresh.bounded import SLICE, TagIndex
+from stillfresh.bounded import CHUNK, SLICE, Line, TagIndex
+from stillfresh.engine.entry import Entry
 from stillfresh.stores.contract import Ask, Copy, Failure, Record, Store
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.memory_rows import MemoryRow
@@ -184,6 +188,23 @@ class TestE28Collection:
         ]
         assert not any(gc.is_tracked(it) for it in held)
 
+    async def test_an_entry_with_a_plain_value_is_not_walked_over(
+        self, prices: Prices, cache: Cache
+    ) -> None:
+        """E39: neither the entry nor its answer, nor the dict of all entries, nor their line."""
+
+        @cache.batched("number", fresh_for=60, max_batch=1000)
+        async def numbers(keys: list[int]) -> dict[int, int]:
+            return {key: key for key in keys}
+
+        await numbers.get_many(range(1000))
+        gc.collect()
+        tracked = gc.get_objects()
+        assert not any(isinstance(it, Entry) for it in tracked)
+        assert not gc.is_tracked(await numbers.get(5))
+        chunks = [it for it in tracked if isinstance(it, tuple) and len(it) == CHUNK]
+        assert not any(isinstance(it[0], Entry) for it in chunks)
+
     async def test_a_cycle_through_a_users_value_is_collected(self, cache: Cache) -> None:
         """A value that refers to its own answer goes when the cache and its caller let go of it."""
 
@@ -191,7 +212,8 @@ class TestE28Collection:
         async def nodes(keys: list[str]) -> dict[str, Node]:
             return {key: Node() for key in keys}
 
-        answer = await nodes.get("a")
+        await nodes.get("a")
+        answer = await nodes.get("a")  # from memory, which keeps this very answer
         answer.value.answer = answer
         seen = weakref.ref(answer.value)
         await nodes.delete("a")
@@ -479,3 +501,25 @@ class TestE28Slices:
         await closing
         await cache.open()
         assert await others("a") == 1
+
+
+class TestE28Line:
+    @given(st.lists(st.booleans(), max_size=40), st.integers(1, 4))
+    def test_a_line_is_first_in_first_out(self, joins: list[bool], chunk: int) -> None:
+        """Whatever the sizes of its pieces: as a deque of the same objects."""
+        line: Line[int] = Line()
+        expected: deque[int] = deque()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bounded, "CHUNK", chunk)
+            for number, is_join in enumerate(joins):
+                if is_join:
+                    line.append(number)
+                    expected.append(number)
+                elif expected:
+                    assert line.popleft() == expected.popleft()
+                assert len(line) == len(expected)
+            assert [line.popleft() for _ in range(len(line))] == list(expected)
+
+    def test_nothing_leaves_an_empty_line(self) -> None:
+        with pytest.raises(IndexError):
+            Line[int]().popleft()

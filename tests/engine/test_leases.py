@@ -102,6 +102,22 @@ class TestE5Lease:
         assert {answer.origin for answer in await late} == {Origin.ANOTHER}
         assert upstream.calls == [["a"]]
 
+    async def test_a_caller_that_joins_late_gets_the_newer_copy_without_a_load(
+        self, here: Cache, upstream: Upstream, store: SteppedStore, clock: ManualClock
+    ) -> None:
+        """It has read before the copy was stored, and asked after the load began."""
+        prices = declare(here, upstream)
+        first = await store.holding("acquire", prices.get("a"))
+        second = await store.holding("read:done", prices.get("a"))
+        async with cache_on(store.inner, clock, Sleeper()) as there:
+            await declare(there, upstream)("a")
+            store.let_go("read:done")
+            await turns()
+            store.let_go("acquire")
+            answers = [await first, await second]
+        assert {answer.origin for answer in answers} == {Origin.ANOTHER}
+        assert upstream.calls == [["a"]]
+
     async def test_a_waiting_process_polls_with_growing_jittered_pauses(
         self, clock: ManualClock, store: SteppedStore, upstream: Upstream
     ) -> None:

@@ -332,7 +332,12 @@ class TestE13Close:
         assert others() == set()
 
     async def test_closing_asks_a_store_that_is_stuck_no_longer(
-        self, shut: Cache, goods: Prices, store: SteppedStore, monkeypatch: pytest.MonkeyPatch
+        self,
+        shut: Cache,
+        goods: Prices,
+        store: SteppedStore,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """Who closes does not wait for the whole grace."""
         monkeypatch.setattr(loads, "PARTING", 0.0)
@@ -340,6 +345,7 @@ class TestE13Close:
         await shut.close()
         await task
         assert (store.calls[-1], others()) == ("close", set())
+        assert "still running" not in caplog.text  # `all_tasks` does not list such a task
 
     async def test_closing_asks_a_stuck_store_no_longer_than_the_grace(
         self, store: SteppedStore, clock: ManualClock, upstream: Upstream

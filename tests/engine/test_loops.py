@@ -7,15 +7,15 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stillfresh import Cache, Origin, StillfreshError
+from stillfresh import Cache, Origin, StillfreshError, Watch
 from stillfresh.stores.memory import MemoryStore
-from tests.kit.engine import Price, Upstream, declare
+from tests.kit.engine import Price, Upstream, declare, turns
 from tests.kit.held_store import SteppedStore
 from tests.kit.servers.valkey import Server
 
@@ -120,6 +120,64 @@ class TestE21Loops:
         assert count == before + (name == "sqlite")
         assert len(writers()) == before
         asyncio.run(cache.close())
+
+    @pytest.mark.filterwarnings("ignore:.*was destroyed but it is pending")
+    def test_a_watch_that_a_closed_loop_left_open_is_collected_quietly(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its pause ends when nobody can run anything on that loop any more."""
+        complaints: list[object] = []
+        watches: list[Watch[str, Price]] = []
+        monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+
+        async def begin() -> None:
+            prices = declare(Cache("memory://"), Upstream(), fresh_for=60)
+            watches.append(prices.watch("a"))
+            watches[0].__enter__()
+            await prices.get("a")
+            await asyncio.sleep(0.01)
+
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(begin())
+        loop.close()
+        del loop
+        watches.clear()
+        gc.collect()
+        assert complaints == []
+
+    @pytest.mark.filterwarnings("ignore:.*was destroyed but it is pending")
+    @pytest.mark.parametrize("step", ["loader", "acquire", "publish", "put"])
+    def test_a_load_or_put_that_a_closed_loop_left_unfinished_is_collected_quietly(
+        self, step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It does nothing more: nobody waits, and nothing can run on that loop."""
+        complaints: list[object] = []
+        monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+        store = SteppedStore(MemoryStore())
+
+        async def begin() -> None:
+            upstream = Upstream()
+            prices = declare(Cache(store), upstream)
+
+            def work() -> Coroutine[Any, Any, object]:
+                return prices.put("a", Price("a", 1)) if step == "put" else prices.get("a")
+
+            if step == "loader":
+                await upstream.holding(work())
+            else:
+                await store.holding(step, work())
+            behind = asyncio.create_task(work())
+            await turns()
+            assert not behind.done()
+
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(asyncio.wait_for(begin(), 5))
+        loop.close()
+        del loop
+        store.gates.clear()
+        gc.collect()
+        left = [record for record in caplog.records if record.name.startswith("stillfresh")]
+        assert (complaints, left) == ([], [])
 
     def test_each_opening_of_a_store_is_closed_once(self) -> None:
         """By the end of the loop, or by hand; a store that was closed is not closed again."""

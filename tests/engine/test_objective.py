@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stillfresh import Cache, ConfigError, SyncCache, prometheus_text
 from stillfresh.engine import Answer, Objective, Origin, ResourceStats
-from stillfresh.engine.counts import SAMPLE, Counts
+from stillfresh.engine.counts import MOST_SAMPLES, SAMPLE, Counts
 from stillfresh.engine.entry import Entry
 from stillfresh.engine.model import left_of
 from stillfresh.engine.rules import AGE_BUCKETS
@@ -203,7 +203,7 @@ class TestG14AgeSum:
             if how == "hit":
                 counted.on_loop.hit(entry, answer, now)
             else:
-                counted.on_loop.note(answer, now)
+                counted.on_loop.note("a", answer, now)
         stats = counted.stats(0.0, **NO_FIGURES)
         assert sum(stats.ages) == sum(stats.reads.values()) == len(reads)
         lows = (0.0, *AGE_BUCKETS)
@@ -211,6 +211,24 @@ class TestG14AgeSum:
         low = sum(count * low for count, low in zip(stats.ages, lows, strict=True))
         high = sum(count * high for count, high in zip(stats.ages, highs, strict=True))
         assert low * 0.999 - 1 <= stats.age_sum <= high * 1.001
+
+    def test_many_hits_keep_their_ages_and_their_number(self) -> None:
+        """E12: ages that were looked at are sorted into the buckets when there are many."""
+        counted = Counts()
+        answer: Answer[None] = left_of(None, LoadFailed("x"), lambda: 0.0)
+        entry: Entry[str, None] = Entry("a", Copy("g", 0.0, Policy(60), b""), answer)
+        expected = dict.fromkeys((*AGE_BUCKETS, float("inf")), 0)
+        hits = 0
+        for number in range(3 * MOST_SAMPLES):
+            age = float(number * number - 10)
+            bound = next((bound for bound in AGE_BUCKETS if age < bound), float("inf"))
+            for _ in range(SAMPLE):
+                counted.on_loop.hit(entry, answer, age)
+                hits += 1
+                expected[bound] += 1
+            stats = counted.stats(0.0, **NO_FIGURES)
+            assert list(stats.ages) == list(expected.values())
+            assert stats.hits == hits
 
     async def test_the_sum_stands_beside_the_buckets(
         self, cache: Cache, upstream: Upstream, clock: ManualClock

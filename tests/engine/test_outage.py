@@ -325,6 +325,18 @@ class TestE29Cost:
         loads = Counter(key for call in upstream.calls for key in call)
         assert max(loads.values()) <= (9 if is_warm else 10)
 
+    async def test_a_read_that_the_store_failed_late_finds_what_was_loaded_meanwhile(
+        self, ours: Prices, store: SteppedStore, upstream: Upstream
+    ) -> None:
+        """A store may take a second to fail; memory had nothing when this read asked it."""
+        store.broken = AWAY
+        late = await store.holding("read", ours.get("a"))
+        ask_of_late = store.gates.pop("read")
+        await ours.get("a")
+        ask_of_late.set()
+        assert seen(await late) == (1, STALE, True)
+        assert upstream.calls == [["a"]]
+
     async def test_a_watched_key_costs_no_more(
         self,
         ours: Prices,

@@ -603,6 +603,25 @@ class TestE17Watched:
             await asyncio.gather(first, rest)
             assert (told, version(await ours.get("a"))) == ([7, 8, 7, 9], 9)
 
+    @pytest.mark.parametrize("given_up", [1, 2])
+    async def test_a_put_waits_for_the_one_before_it_although_others_between_them_gave_up(
+        self, ours: Prices, store: SteppedStore, given_up: int
+    ) -> None:
+        """Else the earlier one could arrive at the store last, and win."""
+        first = await store.holding("put", ours.put("a", KNOWN))
+        first_gate = store.gates.pop("put")
+        between = [asyncio.create_task(ours.put("a", Price("a", 8))) for _ in range(given_up)]
+        last = asyncio.create_task(ours.put("a", Price("a", 9)))
+        await turns()
+        for putting in between:
+            putting.cancel()
+        await turns()
+        assert not last.done()
+        first_gate.set()
+        assert (await first).stored
+        assert (await last).stored
+        assert version(await ours.get("a")) == 9
+
     async def test_a_put_plans_the_next_refresh_anew(
         self, ours: Prices, clock: ManualClock, upstream: Upstream, sleeper: Sleeper
     ) -> None:

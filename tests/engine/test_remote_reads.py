@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stillfresh import Cache, NotOpen
-from stillfresh.engine.store_reads import Question
+from stillfresh.engine.read import Question
 from stillfresh.stores.contract import Generations, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock

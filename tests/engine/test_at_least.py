@@ -1,0 +1,537 @@
+"""E37: read your writes: a read with a token is no older than the change that the token names."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillfresh import (
+    Answer,
+    Cache,
+    ConfigError,
+    LoadFailed,
+    LoadTimeout,
+    Origin,
+    Verdict,
+    merge_tokens,
+    noted_changes,
+)
+from stillfresh.engine.at_least import ANYTHING, MOST_LETTERS, AtLeast, at_least_of
+from stillfresh.engine.calls import Call, Signature
+from stillfresh.testing import ManualClock
+from tests.kit.engine import Price, Prices, Upstream, declare, turns, until, version
+from tests.kit.held_store import SteppedStore
+
+LAGGING = {"memory_for": "10m", "fresh_for": "1h", "tags": lambda key: [f"shop:{key}"]}
+
+Change = Callable[[Cache, Prices], Awaitable[str]]
+
+
+async def put(_: Cache, prices: Prices) -> str:
+    return (await prices.put("a", Price("a", 2))).token
+
+
+async def put_many(_: Cache, prices: Prices) -> str:
+    return (await prices.put_many({"a": Price("a", 2)}))["a"].token
+
+
+async def invalidate(_: Cache, prices: Prices) -> str:
+    return await prices.invalidate("a")
+
+
+async def invalidate_softly(_: Cache, prices: Prices) -> str:
+    return await prices.invalidate("a", soft=True)
+
+
+async def invalidate_tag(cache: Cache, _: Prices) -> str:
+    return (await cache.invalidate_tag("shop:a")).token
+
+
+async def invalidate_all(cache: Cache, _: Prices) -> str:
+    with noted_changes() as changes:
+        await cache.invalidate_all()
+    return changes.token
+
+
+async def delete(_: Cache, prices: Prices) -> str:
+    return await prices.delete("a")
+
+
+async def update(_: Cache, prices: Prices) -> str:
+    with noted_changes() as changes:
+        await prices.update("a", lambda _: Price("a", 2))
+    return changes.token
+
+
+async def remove(_: Cache, prices: Prices) -> str:
+    with noted_changes() as changes:
+        await prices.remove("a")
+    return changes.token
+
+
+async def change_and_put(_: Cache, prices: Prices) -> str:
+    async with prices.changing("a") as change:
+        await change.put(Price("a", 2))
+    return change.token
+
+
+async def change_without_put(_: Cache, prices: Prices) -> str:
+    async with prices.changing("a") as change:
+        pass
+    return change.token
+
+
+CHANGES: list[Change] = [
+    put,
+    put_many,
+    invalidate,
+    invalidate_softly,
+    invalidate_tag,
+    invalidate_all,
+    delete,
+    update,
+    remove,
+    change_and_put,
+    change_without_put,
+]
+
+
+@pytest.fixture
+def mine(here: Cache, upstream: Upstream) -> Prices:
+    """The resource of the process that writes; its memory may lag ten minutes behind."""
+    return declare(here, upstream, **LAGGING)
+
+
+@pytest.fixture
+def others(there: Cache, upstream: Upstream) -> Prices:
+    """The resource of another process."""
+    return declare(there, upstream, **LAGGING)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+async def test_a_read_with_the_token_of_a_change_in_another_process_sees_it(
+    change: Change, here: Cache, mine: Prices, others: Prices, upstream: Upstream
+) -> None:
+    """Other reads of that process still get the copy in its memory (E37)."""
+    await others.get("a")
+    upstream.version = 2
+    token = await change(here, mine)
+    assert version(await others.get("a")) == 1
+    assert version(await others.get("a", at_least=token)) == 2
+
+
+async def test_the_handle_and_get_many_take_a_token_too(
+    mine: Prices, others: Prices, upstream: Upstream
+) -> None:
+    """(E37)."""
+    await others.get_many(["a", "b"])
+    upstream.version = 2
+    token = await mine.invalidate("a", "b")
+    answers = await others.get_many(["a", "b"], at_least=token)
+    assert {version(answer) for answer in answers.values()} == {2}
+    token = merge_tokens(token, await mine.invalidate("a"))
+    upstream.version = 3
+    assert version(await others.of("a").get(at_least=token)) == 3
+
+
+async def test_a_read_with_a_token_repairs_memory_for_later_reads(
+    mine: Prices, others: Prices, upstream: Upstream
+) -> None:
+    """(E37)."""
+    await others.get("a")
+    token = (await mine.put("a", Price("a", 2))).token
+    await others.get("a", at_least=token)
+    answer = await others.get("a")
+    assert version(answer) == 2
+    assert answer.origin is Origin.MEMORY
+
+
+async def test_memory_answers_a_token_of_its_own_cache(
+    here: Cache, mine: Prices, store: SteppedStore, upstream: Upstream
+) -> None:
+    """A process that reads what it wrote itself need not ask the store (E37)."""
+    token = (await mine.put("a", Price("a", 1))).token
+    store.calls.clear()
+    assert (await mine.get("a", at_least=token)).origin is Origin.MEMORY
+    with here.at_least(token):
+        assert await mine("a") == Price("a", 1)
+        assert (await mine.get_many(["a"]))["a"].origin is Origin.MEMORY
+    assert store.calls == []
+
+
+async def test_memory_does_not_answer_a_token_of_two_caches(
+    mine: Prices, others: Prices, store: SteppedStore
+) -> None:
+    """(E37)."""
+    own = (await mine.put("a", Price("a", 1))).token
+    token = merge_tokens(own, (await others.put("a", Price("a", 2))).token)
+    assert version(await mine.get("a", at_least=token)) == 2
+    assert store.count("read") == 1
+
+
+async def test_all_reads_inside_a_block_have_its_token(
+    there: Cache, mine: Prices, others: Prices, upstream: Upstream
+) -> None:
+    """Reads of other tasks still get the copy in memory, at once (E37)."""
+    await others.get("a")
+    token = (await mine.put("a", Price("a", 2))).token
+    is_open = asyncio.Event()
+    may_close = asyncio.Event()
+
+    async def visit() -> int:
+        with there.at_least(token):
+            is_open.set()
+            await may_close.wait()
+            assert others.get_nowait("a") is None
+            return (await others("a")).version
+
+    visiting = asyncio.create_task(visit())
+    await is_open.wait()
+    entry = others.get_nowait("a")
+    assert entry is not None
+    assert version(entry) == 1
+    assert (await others("a")).version == 1
+    may_close.set()
+    assert await visiting == 2
+
+
+async def test_a_cached_function_inside_a_block_reads_with_the_token(
+    here: Cache, there: Cache
+) -> None:
+    """Also one whose arguments it remembers from calls outside, before and meanwhile (E37)."""
+    stock = {"a": 1}
+
+    def declared(cache: Cache) -> Any:
+        @cache.cached("stock", fresh_for="1h", memory_for="10m")
+        async def of(sku: str) -> int:
+            return stock[sku]
+
+        return of
+
+    mine = declared(here)
+    others = declared(there)
+    for _ in range(3):
+        assert await others("a") == 1
+    stock["a"] = 2
+    token = await mine.of("a").invalidate()
+    is_open = asyncio.Event()
+    may_read = asyncio.Event()
+
+    async def visit() -> int:
+        with there.at_least(token):
+            is_open.set()
+            await may_read.wait()
+            result: int = await others("a")
+            return result
+
+    visiting = asyncio.create_task(visit())
+    await is_open.wait()
+    for _ in range(3):
+        assert await others("a") == 1
+    may_read.set()
+    assert await visiting == 2
+
+
+async def test_calls_outside_of_a_block_find_their_entry_by_their_arguments(
+    monkeypatch: pytest.MonkeyPatch, here: Cache
+) -> None:
+    """A client that keeps a request with a token open slows no other reader down (E37)."""
+    bound: list[object] = []
+    bind = Signature.call
+
+    def bind_noting(self: Signature[Any], *args: Any) -> Call[Any]:
+        bound.append(args)
+        return bind(self, *args)
+
+    monkeypatch.setattr(Signature, "call", bind_noting)
+
+    @here.cached("stock", fresh_for="1h", memory_for="10m")
+    async def of(sku: str) -> str:
+        return sku
+
+    for _ in range(3):
+        assert await of("a") == "a"
+    bound.clear()
+    may_close = asyncio.Event()
+
+    async def visit() -> None:
+        with here.at_least("1~c.*"):
+            await may_close.wait()
+
+    visiting = asyncio.create_task(visit())
+    await turns()
+    assert await of("a") == "a"
+    may_close.set()
+    await visiting
+    assert await of("a") == "a"
+    assert not bound
+
+
+async def test_what_a_loader_reads_for_a_reader_with_a_token_is_no_older_either(
+    here: Cache, there: Cache
+) -> None:
+    """A page that is made of other entries is not made of their old copies (E37)."""
+    stock = {"a": 1}
+
+    def declared(cache: Cache) -> tuple[Any, Any]:
+        @cache.cached("part", fresh_for="1h", memory_for="10m", tags=["part"])
+        async def part(sku: str) -> int:
+            return stock[sku]
+
+        @cache.cached("page", fresh_for="1h", memory_for="10m", tags=["page"])
+        async def page(sku: str) -> str:
+            return f"{await part(sku)} left"
+
+        return part, page
+
+    part, page = declared(here)
+    _, their_page = declared(there)
+    assert await their_page("a") == "1 left"
+    stock["a"] = 2
+    token = merge_tokens(await part.of("a").invalidate(), await page.of("a").invalidate())
+    answer: Answer[str] = await their_page.of("a").get(at_least=token)
+    assert answer.value == "2 left"
+
+
+async def test_a_reader_with_a_token_does_not_take_the_value_of_a_load_that_ran_before(
+    store: SteppedStore, here: Cache, mine: Prices, others: Prices, upstream: Upstream
+) -> None:
+    """Also if the store cannot be asked when that load ends (E37)."""
+    upstream.hold()
+    first = asyncio.create_task(mine.get("a"))
+    await until(lambda: len(upstream.calls) == 1)
+    upstream.version = 2
+    token = (await others.put("a", Price("a", 2))).token
+    store.broken.add("publish")
+    reading = asyncio.create_task(mine.get("a", at_least=token))
+    await turns()
+    upstream.let_go()
+    await first
+    assert version(await reading) == 2
+
+
+async def test_an_invalidated_copy_is_no_answer_to_a_token_even_if_loading_fails(
+    mine: Prices, others: Prices, upstream: Upstream
+) -> None:
+    """Readers without a token get it, with the error (E37)."""
+    await others.get("a")
+    token = await mine.invalidate("a")
+    upstream.error = RuntimeError("down")
+    with pytest.raises(LoadFailed):
+        await others.get("a", at_least=token)
+    with pytest.raises(LoadFailed):  # during the cooldown as well
+        await others.get("a", at_least=token)
+    answer = await mine.get("a")
+    assert version(answer) == 1
+    assert answer.error is not None
+
+
+async def test_a_token_is_loaded_for_while_the_store_cannot_be_asked(
+    store: SteppedStore, mine: Prices, others: Prices, upstream: Upstream
+) -> None:
+    """Memory may lack the change; if loading fails too, the read fails (E37)."""
+    await mine.get("a")
+    upstream.version = 2
+    token = (await others.put("a", Price("a", 2))).token
+    store.broken |= {"read", "acquire", "publish", "release"}
+    assert version(await mine.get("a", at_least=token)) == 2
+    token = (await others.put("a", Price("a", 3))).token
+    upstream.error = RuntimeError("down")
+    with pytest.raises(LoadFailed):
+        await mine.get("a", at_least=token)
+
+
+async def test_a_token_takes_no_copy_from_other_readers_while_the_store_cannot_be_asked(
+    mine: Prices, store: SteppedStore, upstream: Upstream
+) -> None:
+    """Anybody may send one. Memory's copy is all that others have if the upstream fails, too."""
+    await mine("a")
+    store.broken = {"read", "acquire", "publish"}
+    upstream.error = ConnectionError("down")
+    with pytest.raises(LoadFailed, match="down"):
+        await mine.get("a", at_least="1~c.forged")
+    assert version(await mine.get("a")) == 1
+
+
+async def test_a_softly_invalidated_copy_is_not_served_to_a_token_while_it_is_refreshed(
+    mine: Prices, others: Prices, upstream: Upstream
+) -> None:
+    """Readers without a token get it as STALE (E37)."""
+    await mine.get("a")
+    upstream.version = 2
+    token = await others.invalidate("a", soft=True)
+    assert version(await mine.get("a", at_least=token)) == 2
+
+
+async def test_a_copy_that_has_grown_old_since_is_served_stale_to_a_token(
+    clock: ManualClock, mine: Prices, others: Prices, upstream: Upstream
+) -> None:
+    """It is no older than the change (E37)."""
+    token = (await others.put("a", Price("a", 2))).token
+    clock.advance(3601)
+    answer = await mine.get("a", at_least=token)
+    assert (version(answer), answer.verdict) == (2, Verdict.STALE)
+
+
+async def test_tokens_are_taken_inside_bypassed_and_change_nothing_there(
+    here: Cache, mine: Prices, upstream: Upstream
+) -> None:
+    """(E37, E22)."""
+    token = await mine.invalidate("a")
+    upstream.version = 7
+    with here.bypassed():
+        assert version(await mine.get("a", at_least=token)) == 7
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "nonsense",
+        "1",
+        "1~",
+        "1~c.",
+        "1~x.y",
+        "2~c.abc",
+        "1~p.12",
+        "1~p.99999999999999999999999.shop",
+        "1~c." + "x" * 17,
+        "~" * 1000,
+        "1~" + "~".join(f"c.{number}" for number in range(1000)),
+        "1~c.ab\ncd",
+    ],
+)
+async def test_a_token_that_cannot_be_read_stands_for_some_change(
+    token: str, mine: Prices, store: SteppedStore, upstream: Upstream
+) -> None:
+    """It costs its sender a read of the store, and no load (E37)."""
+    await mine.get("a")
+    store.calls.clear()
+    upstream.calls.clear()
+    assert version(await mine.get("a", at_least=token)) == 1
+    assert store.calls == ["read"]
+    assert upstream.calls == []
+
+
+@pytest.mark.parametrize("token", [1, b"1~c.x", ["1~c.x"]])
+async def test_a_token_that_is_no_text_is_refused(token: object, mine: Prices) -> None:
+    """(E37)."""
+    with pytest.raises(ConfigError, match="at_least"):
+        await mine.get("a", at_least=token)  # type: ignore[arg-type]
+
+
+async def test_an_empty_token_asks_for_nothing(mine: Prices, store: SteppedStore) -> None:
+    """A client that has changed nothing sends none (E37)."""
+    await mine.get("a")
+    store.calls.clear()
+    assert (await mine.get("a", at_least="")).origin is Origin.MEMORY
+    assert store.calls == []
+
+
+MAKERS = st.frozensets(st.from_regex(r"[A-Za-z0-9_-]{1,12}", fullmatch=True), max_size=9)
+POSITIONS = st.dictionaries(
+    st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True),
+    st.integers(0, 2**63),
+    max_size=9,
+)
+
+
+@given(st.lists(st.builds(AtLeast, MAKERS, POSITIONS), max_size=4))
+def test_merged_tokens_name_all_changes_and_stay_short(seen: list[AtLeast]) -> None:
+    """Or stand for changes by anybody (E37)."""
+    merged = merge_tokens(*(each.text() for each in seen))
+    assert len(merged) <= MOST_LETTERS
+    assert merged.isascii()
+    assert not set(merged) & set(' ;,"\\=\r\n\t')
+    changes = at_least_of(merged)
+    if changes is None:
+        assert not any(each.text() for each in seen)
+        return
+    for each in seen:
+        assert (
+            changes == ANYTHING
+            or changes.makers == ANYTHING.makers
+            or (each.makers <= changes.makers)
+        )
+
+
+@given(st.text(max_size=500))
+def test_any_text_can_be_a_token(text: str) -> None:
+    """(E37)."""
+    seen = at_least_of(text)
+    assert (seen is None) == (not text)
+    assert len(merge_tokens(text, text)) <= MOST_LETTERS
+
+
+def test_the_greatest_position_of_each_outbox_counts() -> None:
+    """(E37)."""
+    merged = merge_tokens("1~p.7.shop", "1~p.9.shop~p.1.books", "1~p.3.shop")
+    assert at_least_of(merged) == AtLeast(positions={"shop": 9, "books": 1})
+
+
+async def test_a_read_waits_for_the_outbox_that_its_token_names(
+    here: Cache, mine: Prices, upstream: Upstream
+) -> None:
+    """(E37)."""
+    delivered = asyncio.Event()
+    asked: list[int] = []
+
+    async def wait(position: int) -> None:
+        asked.append(position)
+        await delivered.wait()
+
+    here.outboxes.follow("shop", wait)
+    await mine.get("a")
+    reading = asyncio.create_task(mine.get("a", at_least="1~p.12.shop"))
+    await until(lambda: asked == [12])
+    upstream.version = 2
+    await mine.invalidate("a")
+    delivered.set()
+    assert version(await reading) == 2
+
+
+async def test_a_read_does_not_wait_for_ever_for_an_outbox(
+    monkeypatch: pytest.MonkeyPatch, here: Cache, mine: Prices
+) -> None:
+    """It fails with an error that names the consumer (E37)."""
+    monkeypatch.setattr("stillfresh.engine.at_least.LONGEST_WAIT", 0)
+    here.outboxes.follow("shop", lambda _: asyncio.Event().wait())
+    with pytest.raises(LoadTimeout, match="'shop' has not delivered"):
+        await mine.get("a", at_least="1~p.12.shop")
+    answers = await mine.get_many(["a"], at_least="1~p.12.shop")
+    assert isinstance(answers["a"].error, LoadTimeout)
+
+
+async def test_an_outbox_that_the_process_does_not_follow_is_logged_once(
+    mine: Prices, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token may be made up, so it does not fail the read (E37)."""
+    with caplog.at_level(logging.WARNING):
+        for number in range(20):
+            await mine.get("a", at_least=f"1~p.12.shop{number % 8}")
+    assert 1 <= len(caplog.records) <= 4
+    assert "OutboxConsumer" in caplog.text
+
+
+async def test_changes_of_nested_blocks_and_tasks_are_noted(mine: Prices) -> None:
+    """In each block around them: a middleware and a view may both want them (E37)."""
+    with noted_changes() as outer:
+        assert outer.token == ""
+        with noted_changes() as inner:
+            await asyncio.create_task(mine.invalidate("a"))
+        assert inner.token
+        assert outer.token == inner.token
+        await asyncio.gather(mine.put("a", Price("a", 1)), mine.delete("b"))
+    assert outer.token == inner.token
+
+
+async def test_what_was_not_stored_has_no_token(here: Cache, mine: Prices) -> None:
+    """(E37)."""
+    assert (await mine.put("a", Price("a", 1), version=7)).token
+    assert (await mine.put("a", Price("a", 1), version=3)).token == ""
+    assert (await mine.add("a", Price("a", 1))).token == ""
+    with here.bypassed():
+        assert (await mine.put("a", Price("a", 1))).token == ""
