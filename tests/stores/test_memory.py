@@ -119,7 +119,7 @@ class TestE28Growth:
         self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """They are counters, kept by whatever changes a copy or a lease."""
-        monkeypatch.setattr(MemoryRows, "get", None)
+        monkeypatch.setattr(store._rows, "get", None)
         monkeypatch.setattr(MemoryRows, "items", None)
         assert await store.stats() == StoreStats(copies=MANY, leases=0, bytes=(2 + BESIDE) * MANY)
 
@@ -224,7 +224,7 @@ class TestS3Rows:
                 case _ if row is not None:
                     rows.end_lease(key, row)
         every = dict(rows.items())
-        assert len(rows) == len(every)
+        assert rows.count == len(every)
         copies = [it.copy for it in every.values() if it.copy is not None]
         assert rows.copies == len(copies)
         sizes = [len(it.value) for it in copies if isinstance(it.value, bytes)]

@@ -1,6 +1,6 @@
 """S1, S2, S7, S11: PostgreSQL on a real server: the contract, what lies there, and its schema."""
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from stillfresh.testing import StoreConformance
 from stillfresh.testing.conformance_kit import Deliver
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.servers.postgres import HOST, PostgresServer
+from tests.kit.thread_store import ThreadStore
 
 T = TypeVar("T")
 
@@ -55,3 +56,18 @@ class TestS11PostgresStore(StoreConformance):
         result = await step
         assert self.proxy.lost == lost + 1
         return result
+
+
+class TestS14PostgresStoreInThreads(TestS11PostgresStore):
+    """E20, S2, S8: the same suite, each step on a blocking connection of a thread."""
+
+    async def new_store(self, clock: Clock) -> Store:
+        self.stores.append(ThreadStore(store_for(self.url, clock)))
+        return self.stores[-1]
+
+    @pytest.fixture(autouse=True)
+    def _ended(self) -> Iterator[None]:
+        self.stores: list[ThreadStore] = []
+        yield
+        for store in self.stores:
+            store.end()

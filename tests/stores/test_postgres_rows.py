@@ -430,7 +430,7 @@ class TestS10News:
         """What it said is not known: memory must ask the store."""
         channel, news = self.heard()
         await channel._hear("0+cG9z")
-        with pytest.raises(ValueError, match="a piece of news is missing"):
+        with pytest.raises(ValueError, match="a notification is missing"):
             await channel._hear("2.dA==")
         assert news == []
 

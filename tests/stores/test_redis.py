@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from stillfresh.testing.conformance_kit import Deliver
 from tests.kit.full_store import full_store_for
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.servers.valkey import HOST, SERVERS, Server, binary_of
+from tests.kit.thread_store import ThreadStore
 
 T = TypeVar("T")
 
@@ -82,6 +83,21 @@ class TestS1RedisStore(StoreConformance):
         result = await step
         assert self.proxy.lost == lost + 1
         return result
+
+
+class TestS14RedisStoreInThreads(TestS1RedisStore):
+    """E20, S2, S8: the same suite, each step on a blocking connection of a thread."""
+
+    async def new_store(self, clock: Clock) -> Store:
+        self.stores.append(ThreadStore(store_for(self.url, clock)))
+        return self.stores[-1]
+
+    @pytest.fixture(autouse=True)
+    def _ended(self) -> Iterator[None]:
+        self.stores: list[ThreadStore] = []
+        yield
+        for store in self.stores:
+            store.end()
 
 
 def test_s5_debians_redis_is_tested_too(servers: Callable[[str], Server]) -> None:

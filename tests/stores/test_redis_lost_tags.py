@@ -327,7 +327,7 @@ class TestS15EvictionIsSwitchedOn:
         self, keeping: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """E20: they read on connections of their own."""
-        monkeypatch.setattr("stillfresh.stores.redis.threads.LOOK_EVERY", 0.0)
+        monkeypatch.setattr("stillfresh.stores.redis.link.LOOK_EVERY", 0.0)
         store = RedisStore(keeping.address, prefix="shop", timeout=30)
         async with opened_store(store):
             assert await asyncio.to_thread(store.read_in_thread, KIND, ["a"]) == {}

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from stillfresh import Policy, StoreError
+from stillfresh import Cache, Policy, StoreError
 from stillfresh.stores.contract import (
     UNREAD,
     Ask,
@@ -172,6 +172,42 @@ class TestS13RoundTrips:
         results = await store.put(KIND, many)
         assert {result.outcome for result in results.values()} == {STORED}
         assert proxy.requests - before == 4
+
+    async def test_every_change_of_a_key_is_one_round_trip(
+        self, other: RedisStore, proxy: FlakyProxy, prefix: str
+    ) -> None:
+        """S14: a put, an add, a touch, a removal and an invalidation, whether a copy is there."""
+        await teach(other)
+        cache = Cache(f"redis://{HOST}:{proxy.port}/0?prefix={prefix}&timeout=30s")
+
+        @cache.batched(KIND, fresh_for=60, stale_for=60)
+        async def prices(skus: list[str]) -> dict[str, int]:
+            return dict.fromkeys(skus, 1)
+
+        async def trips(change: Awaitable[object]) -> tuple[object, int]:
+            before = proxy.requests
+            result = await change
+            is_token = isinstance(result, str)
+            outcome = None if is_token else getattr(result, "stored", result)
+            return outcome, proxy.requests - before
+
+        async with cache:
+            await prices.put("b", 1)
+            assert await trips(prices.remove("a")) == (False, 1)
+            assert await trips(prices.touch("a", fresh_for=9)) == (False, 1)
+            assert await trips(prices.put("a", 1)) == (True, 1)
+            assert await trips(prices.add("a", 2)) == (False, 1)
+            assert await trips(prices.touch("a", fresh_for=90)) == (True, 1)
+            assert await trips(prices.remove("a")) == (True, 1)
+            assert await trips(prices.remove("a")) == (False, 1)
+            assert await trips(prices.add("a", 3)) == (True, 1)
+            assert await trips(prices.invalidate("a")) == (None, 1)
+            assert await trips(prices.delete("a")) == (None, 1)
+            assert await trips(prices.delete("a")) == (None, 1)
+            assert await trips(prices.remove("a")) == (False, 1)
+            many = {f"many {number}": number for number in range(100)}
+            _, all_at_once = await trips(prices.put_many(many))
+            assert all_at_once == 1
 
     async def test_a_change_that_was_read_costs_no_second_attempt(
         self, store: RedisStore, other: RedisStore

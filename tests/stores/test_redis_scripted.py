@@ -1,6 +1,7 @@
 """S9, S10, E20: Sentinels, reads by threads and channels of Redis, with a scripted server."""
 
 import asyncio
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,10 +10,10 @@ from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, ReadOnlyError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stillfresh import ConfigError, NotOpen, Policy, StoreError
 from stillfresh.stores import capabilities_of
-from stillfresh.stores.breaker import FIRST_PAUSE
 from stillfresh.stores.contract import (
     AWAY,
     UNREAD,
@@ -32,7 +33,7 @@ from stillfresh.stores.redis import link as redis_link
 from stillfresh.stores.redis import threads as redis_threads
 from stillfresh.stores.redis.channel import RedisChannel
 from stillfresh.stores.redis.cluster import LOCATE_EVERY, Cluster
-from stillfresh.stores.redis.heard import AGAIN, Blank, PutFence, StampedCommand
+from stillfresh.stores.redis.heard import AGAIN, Blank, HeardStamps, PutFence, StampedCommand
 from stillfresh.stores.redis.layout import (
     BUCKETS,
     FIELDS,
@@ -46,7 +47,8 @@ from stillfresh.stores.redis.layout import (
     padded,
 )
 from stillfresh.stores.redis.link import Link, Sentinels
-from stillfresh.stores.redis.threads import ThreadReads
+from stillfresh.stores.redis.replies import ReplyReader
+from stillfresh.stores.redis.threads import ThreadConnections
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock
 
@@ -156,102 +158,178 @@ class TestS9Sentinels:
 
 
 class ThreadConnection:
+    """A blocking connection that is answered from a list."""
+
+    reply_by: float | None = None
+    stamps: HeardStamps
+    replies: ReplyReader
+
     def __init__(self, answers: list[Any]) -> None:
         self._answers = answers
         self.sent: list[bytes] = []
+        self.limits: list[float] = []
         self.is_closed = False
 
-    def send_packed_command(self, packed: list[bytes], *, check_health: bool) -> None:
-        assert not check_health
-        self.sent += packed
+    def connect(self) -> None:
+        self.sent.append(b"connect")
 
-    def read_response(self) -> Any:
+    @property
+    def _sock(self) -> "ThreadConnection":
+        return self
+
+    def settimeout(self, seconds: float) -> None:
+        assert 0 < seconds <= 1
+        self.limits.append(seconds)
+
+    def sendall(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def recv(self, _: int) -> bytes:
         answer = self._answers.pop(0)
-        if isinstance(answer, BaseException):
+        if isinstance(answer, BaseException) and not isinstance(answer, ResponseError):
             raise answer
-        return answer
+        return encoded(answer)
+
+    def is_clean(self) -> bool:
+        return False
 
     def disconnect(self) -> None:
         self.is_closed = True
 
 
-def reads(*answers: Any) -> tuple[ThreadReads, list[ThreadConnection]]:
-    made, left = list[ThreadConnection](), list(answers)
-    found = ThreadReads("redis://localhost", timeout=1, options={})
-
-    def make() -> ThreadConnection:
-        made.append(ThreadConnection(left))
-        return made[-1]
-
-    found._factory.make_connection = make  # type: ignore[method-assign, assignment]
-    return found, made
+def encoded(reply: Any) -> bytes:
+    """A reply as a server sends it."""
+    match reply:
+        case None:
+            return b"$-1\r\n"
+        case bytes():
+            return b"$%d\r\n%b\r\n" % (len(reply), reply)
+        case ResponseError():
+            return b"-ERR %b\r\n" % str(reply).encode()
+        case _:
+            return b"*%d\r\n%b" % (len(reply), b"".join(map(encoded, reply)))
 
 
 KEEPS, DROPS = (
     b"maxmemory:100\r\nmaxmemory_policy:%b\r\n" % it for it in (b"noeviction", b"allkeys-lru")
 )
+GREETING = (KEEPS, [b"100", b"0"])
+"""About the server, and its time."""
+GONE = RedisConnectionError("gone")
+
+
+def reads(*answers: Any) -> tuple[Link, list[ThreadConnection]]:
+    made, left = list[ThreadConnection](), list(answers)
+    link = Link("redis://localhost", most=2, timeout=1, options={}, has_threads=True)
+
+    def make(**_: object) -> ThreadConnection:
+        made.append(ThreadConnection(left))
+        return made[-1]
+
+    assert link._threads is not None
+    link._threads._class = make
+    return link, made
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The link's clock."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(redis_link, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
 
 
 class TestE20ThreadReads:
-    def test_a_connection_is_used_again(self) -> None:
+    async def test_a_connection_is_used_again(self) -> None:
         """One MGET for all keys; closing closes those that are idle."""
-        found, made = reads([b"1", None], KEEPS, [b"2"])
-        assert found.texts([b"a", b"bc"]) == [b"1", None]
-        assert found.texts([b"d"]) == [b"2"]
+        link, made = reads(*GREETING, [b"1", None], [b"2"])
+        assert link.texts_in_thread([b"a", b"bc"]) == [b"1", None]
+        assert link.texts_in_thread([b"d"]) == [b"2"]
         (connection,) = made
-        assert connection.sent[0] == b"*3\r\n$4\r\nMGET\r\n$1\r\na\r\n$2\r\nbc\r\n"
-        found.close()
+        assert connection.sent[0] == b"connect"
+        assert connection.sent[2] == b"*3\r\n$4\r\nMGET\r\n$1\r\na\r\n$2\r\nbc\r\n"
+        await link.close()
         assert connection.is_closed
-        found.close()
+        await link.close()
 
-    def test_a_server_that_failed_is_left_alone_for_a_moment(
+    def test_only_the_first_request_of_a_connection_shares_its_time_with_the_greeting(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its connections are closed; the next reads fail at once, and a later one tries it."""
-        clock = SimpleNamespace(now=100.0)
-        monkeypatch.setattr(redis_threads, "time", SimpleNamespace(monotonic=lambda: clock.now))
-        found, made = reads(RedisConnectionError("gone"), [b"1"], KEEPS, [b"2"])
-        with pytest.raises(StoreError, match="the Redis server is unavailable: gone"):
-            found.texts([b"a"])
+        """However much later the next request comes, it has the whole time again."""
+        ticks = count(100, 0.01)
+        monkeypatch.setattr(redis_threads, "time", SimpleNamespace(monotonic=ticks.__next__))
+        link, made = reads(*GREETING, [b"1"], [b"2"])
+        assert link.texts_in_thread([b"a"]) == [b"1"]
+        assert link.texts_in_thread([b"b"]) == [b"2"]
+        (connection,) = made
+        *shared, whole = connection.limits
+        assert shared == sorted(shared, reverse=True)
+        assert shared[-1] < shared[0] < whole == 1.0
+
+    def test_a_connection_that_was_cut_is_no_server_that_is_away(self) -> None:
+        """The general way asks once more, on a new connection."""
+        link, made = reads(*GREETING, GONE, *GREETING, [b"1"])
+        with pytest.raises(StoreError, match=r"server is unavailable: .*gone"):
+            link.texts_in_thread([b"a"])
         assert made[0].is_closed
-        with pytest.raises(StoreError, match="is unavailable; stillfresh tries it again"):
-            found.texts([b"a"])
-        clock.now += FIRST_PAUSE
-        assert found.texts([b"a"]) == [b"1"]
-        assert found.texts([b"a"]) == [b"2"]
+        assert not link.is_away
+        assert link.texts_in_thread([b"a"]) == [b"1"]
+
+    def test_a_server_that_hangs_is_left_to_the_general_way(self) -> None:
+        """The next reads fail at once, until a step of that way has succeeded."""
+        link, made = reads(*GREETING, RedisTimeoutError("slow"), *GREETING, [b"1"])
+        with pytest.raises(StoreError, match=r"server is unavailable: .*slow"):
+            link.texts_in_thread([b"a"])
+        assert made[0].is_closed
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"unavailable: .*; stillfresh tries it again"):
+                link.texts_in_thread([b"a"])
+        link._note_answer()
+        assert link.texts_in_thread([b"a"]) == [b"1"]
         assert len(made) == 2
 
     @pytest.mark.parametrize("answer", [DROPS, ResponseError("no permission")])
     def test_s15_a_server_that_drops_keys_is_looked_at_once_a_second(
-        self, monkeypatch: pytest.MonkeyPatch, answer: object
+        self, now: SimpleNamespace, answer: object
     ) -> None:
         """With a read; while it drops keys, the event loop reads. What it does not say, it does."""
-        clock = SimpleNamespace(now=100.0)
-        monkeypatch.setattr(redis_threads, "time", SimpleNamespace(monotonic=lambda: clock.now))
-        found, made = reads([b"1"], KEEPS, [b"2"], [b"3"], answer, [b"4"], KEEPS)
-        assert found.texts([b"a"]) == [b"1"]
-        assert found.texts([b"a"]) == [b"2"]
-        clock.now += redis_link.LOOK_EVERY
+        link, made = reads(*GREETING, [b"1"], [b"2"], answer, [b"3"], KEEPS, [b"4"])
+        assert link.texts_in_thread([b"a"]) == [b"1"]
+        assert link.texts_in_thread([b"a"]) == [b"2"]
+        now.now += redis_link.LOOK_EVERY
         for _ in range(3):
             with pytest.raises(StoreError, match="this Redis server drops keys"):
-                found.texts([b"a"])
-        clock.now += redis_link.LOOK_EVERY
-        assert found.texts([b"a"]) == [b"4"]
+                link.texts_in_thread([b"a"])
+        now.now += redis_link.LOOK_EVERY
+        assert link.texts_in_thread([b"a"]) == [b"4"]
         (connection,) = made
-        assert [it.startswith(b"*2\r\n$4\r\nINFO") for it in connection.sent] == [
-            *(False, True),
-            False,
-            *(False, True),
-            *(False, True),
-        ]
+        looks = [it.startswith(b"*2\r\n$4\r\nINFO") for it in connection.sent[2:]]
+        assert looks == [False, False, True, True]
 
     def test_an_interrupt_is_no_failure_of_the_server(self) -> None:
         """It is raised as it is; a connection with an unread reply is closed."""
-        found, made = reads(KeyboardInterrupt(), [b"1"], KEEPS)
+        link, made = reads(*GREETING, KeyboardInterrupt(), *GREETING, [b"1"])
         with pytest.raises(KeyboardInterrupt):
-            found.texts([b"a"])
+            link.texts_in_thread([b"a"])
         assert made[0].is_closed
-        assert found.texts([b"a"]) == [b"1"]
+        assert link.texts_in_thread([b"a"]) == [b"1"]
+
+    def test_a_thread_that_waited_while_the_server_failed_does_not_ask_it(self) -> None:
+        """Otherwise the threads of a long queue would find out one by one."""
+        link, made = reads(*GREETING, GONE)
+        connections = cast("ThreadConnections", link._threads)
+
+        class FailsMeanwhile:
+            def take(self, timeout: float | None) -> None:
+                assert timeout is None
+                connections._failures += 1
+
+            def give_back(self, _: None) -> None: ...
+
+        connections._permits = cast("Any", FailsMeanwhile())
+        with pytest.raises(StoreError, match="while this thread waited"):
+            link.texts_in_thread([b"a"])
+        assert made == []
 
 
 class TestS10Messages:
@@ -304,12 +382,20 @@ class TestS5Connections:
         """Closing it properly could take as long as the answer that did not come."""
         closed = list[bool]()
 
-        class Silent:
-            def pack_commands(self, commands: object) -> object:
-                return commands
+        class Gone:
+            def get_protocol(self) -> None: ...
 
-            async def send_packed_command(self, _: object) -> None:
+            def set_protocol(self, _: object) -> None: ...
+
+            def write(self, _: bytes) -> None:
                 raise OSError("gone")
+
+            @property
+            def transport(self) -> "Gone":
+                return self
+
+        class Silent:
+            _writer = Gone()
 
             async def disconnect(self, *, nowait: bool) -> None:
                 closed.append(nowait)
@@ -609,13 +695,6 @@ class TestS5Steps:
         with pytest.raises(StoreError, match="refused"):
             await a_store(Replies(wrong)).read("post", ["a"])
 
-    def test_e20_a_server_that_drops_keys_is_not_read_by_threads(self) -> None:
-        """A plain read cannot tell whether the set of a tag was dropped."""
-        link = Replies()
-        link.drops_keys = True
-        with pytest.raises(StoreError, match="this Redis server drops keys"):
-            a_store(link).read_in_thread("post", ["a"])
-
     async def test_a_copy_that_cannot_be_read_is_deleted_and_leased(self) -> None:
         """No caller can have seen it; one that can be read is the answer."""
         end = NUMBER.pack(7.5)
@@ -720,7 +799,7 @@ class TestS5Steps:
     async def test_s13_a_put_is_one_round_trip(self) -> None:
         """Of all ids; one whose node is unavailable gets no result."""
         codes = [AGAIN, 1, 2, 3, 4, 5]
-        link = Replies([*([code, 7, b"v", bytes(32)] for code in codes), 8, StoreError("gone")])
+        link = Replies([*([code, 7, b"v", bytes(32), 1] for code in codes), 8, StoreError("gone")])
         store = a_store(link)
         ids = [str(number) for number in range(8)]
         copies = [Copy(store.new_generation(), 5.0, Policy(30), b"value") for _ in ids]
@@ -733,7 +812,7 @@ class TestS5Steps:
             PutResult(PutOutcome.REPLACED, b"v", 7),
             PutResult(PutOutcome.KEPT, b"v"),
             PutResult(PutOutcome.MIXED, b"v"),
-            PutResult(PutOutcome.REFUSED, b"v"),
+            PutResult(PutOutcome.REFUSED, b"v", is_empty=True),
             PutResult(PutOutcome.STORED, b"", 8),
         ]
         ((commands, options),) = link.asked

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,7 @@ from stillfresh.stores.contract import (
     Put,
     PutOutcome,
     Record,
+    Store,
     When,
 )
 from stillfresh.stores.sqlite import SqliteStore, SqliteView
@@ -56,6 +57,7 @@ from stillfresh.stores.versions import packed_version
 from stillfresh.systems.coordinator.database import FIRST_RELEASE as coordinator_id  # noqa: N811
 from stillfresh.testing import ManualClock, StoreConformance
 from tests.kit.sqlite import NOW, POLICY, elsewhere, neighbours, opened, publish, value
+from tests.kit.thread_store import ThreadStore
 
 T = TypeVar("T")
 
@@ -76,8 +78,23 @@ class TestS1SqliteStore(StoreConformance):
     def _file(self, tmp_path: Path) -> None:
         self.path = tmp_path / "cache.db"
 
-    async def new_store(self, clock: Clock) -> SqliteStore:
+    async def new_store(self, clock: Clock) -> Store:
         return SqliteStore(self.path, clock=clock)
+
+
+class TestS14SqliteStoreInThreads(TestS1SqliteStore):
+    """E20, S2, S8: the same suite, each step in a thread that writes by itself."""
+
+    async def new_store(self, clock: Clock) -> Store:
+        self.stores.append(ThreadStore(SqliteStore(self.path, clock=clock)))
+        return self.stores[-1]
+
+    @pytest.fixture(autouse=True)
+    def _ended(self) -> Iterator[None]:
+        self.stores: list[ThreadStore] = []
+        yield
+        for store in self.stores:
+            store.end()
 
 
 @pytest.fixture

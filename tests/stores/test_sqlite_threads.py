@@ -1,6 +1,7 @@
 """E20: any thread reads a SQLite store on the spot, by a connection that it borrows."""
 
 import asyncio
+import gc
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -70,12 +71,26 @@ class TestE20SqliteThreads:
         assert spare.take() is taken[0]
         spare.close()
         for reader in taken:
-            assert reader.execute("SELECT 1").get == 1
+            assert reader.connection.execute("SELECT 1").get == 1
             spare.give_back(reader)
             with pytest.raises(apsw.ConnectionClosedError):
-                reader.execute("SELECT 1")
+                reader.connection.execute("SELECT 1")
         with pytest.raises(StoreError):
             spare.take()
+        await store.close()
+
+    async def test_a_connection_that_an_interrupt_drops_takes_no_place(
+        self, tmp_path: Path
+    ) -> None:
+        """A signal's handler may raise before the thread can give it back."""
+        path = tmp_path / "cache.db"
+        store = await stored(path, "a")
+        spare = SpareReaders(path, partial(connect_reader, path))
+        for _ in range(2 * MOST):
+            spare.take()
+            gc.collect()
+        assert spare._open_count == 0  # a fork waits for nobody
+        spare.close()
         await store.close()
 
     async def test_threads_are_told_that_the_store_is_closed(self, tmp_path: Path) -> None:
@@ -163,7 +178,7 @@ class TestE20SqliteThreads:
         busy = spare.take()
         spare.hold()
         spare.go_on()
-        assert busy.execute("SELECT 1").get == 1
+        assert busy.connection.execute("SELECT 1").get == 1
         spare.give_back(busy)
         spare.close()
         await store.close()
@@ -192,10 +207,11 @@ class TestE20SqliteThreads:
         writer.wait_until_open()
         writer.forked()
         spare = SpareReaders(path, partial(connect_reader, path))
-        readers += [spare.take(), spare.take()]
+        borrowed = [spare.take(), spare.take()]
+        readers += [reader.connection for reader in borrowed]
         assert [it.execute("SELECT 1").get for it in readers] == [1, 1, 1]
-        for reader in readers[1:]:
-            spare.give_back(reader)
+        for borrowed_reader in borrowed:
+            spare.give_back(borrowed_reader)
         for one in (writer, spare):
             one.hold()
             one.forked()

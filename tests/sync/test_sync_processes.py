@@ -168,7 +168,9 @@ class TestE20Forks:
                 os._exit(0)
             os.close(writing)
             with os.fdopen(reading) as pipe:
-                assert pipe.read().startswith("the process forked while this thread waited; call")
+                assert pipe.read().startswith(
+                    "the process forked while this thread used the cache; call"
+                )
             assert said == "parent"
 
     def test_multiprocessing_children_share_the_store(
@@ -220,9 +222,11 @@ def slow(key: str) -> str:
     return key
 
 assert slow("a") == "a"
-if sys.argv[2] == "loading":
+if sys.argv[2].startswith("loading"):
     threading.Thread(target=slow, args=("hangs",), daemon=True).start()
     begun.wait()
+    if sys.argv[2] == "loading and guarded":
+        time.sleep(0.3)  # its guard begins, which renews the lease
 elif sys.argv[2] == "error":
     raise SystemExit(7)
 """
@@ -270,7 +274,7 @@ class TestE20Exits:
         ended = run(CLOSING)
         assert (ended.returncode, ended.stderr) == (0, "")
 
-    @pytest.mark.parametrize("ends", ["idle", "loading", "error"])
+    @pytest.mark.parametrize("ends", ["idle", "loading", "loading and guarded", "error"])
     def test_the_interpreter_exits(self, tmp_path: Path, ends: str) -> None:
         """No hang, no warning, nothing said, and the lease of a load that was cut off is free."""
         address = f"sqlite:///{tmp_path}/cache.db"

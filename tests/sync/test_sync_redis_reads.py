@@ -1,8 +1,8 @@
 """E20: a thread reads Redis on a connection of its own; what goes wrong is the loop's to mend."""
 
+import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from stillfresh import Loaded, StoreError, SyncCache, Verdict
 from stillfresh.engine import Spec, terms_of
 from stillfresh.stores.redis import RedisStore
-from stillfresh.stores.redis.threads import ThreadReads
+from stillfresh.stores.redis.link import Link
 from stillfresh.stores.urls import store_for
 from stillfresh.sync import SyncResource
 from tests.kit.servers.valkey import Server, binary_of, serving
@@ -140,8 +140,98 @@ class TestE20RedisReads:
             declared(there).put("a", "one")
         assert values(words, "a") == {"a": "one"}
         monkeypatch.setattr(words, "_run", None)
-        monkeypatch.setattr(ThreadReads, "texts", None)
+        monkeypatch.setattr(Link, "send", None)
+        monkeypatch.setattr(Link, "send_in_thread", None)
         assert values(words, "a") == {"a": "one"}
+
+    def test_a_key_that_is_missing_asks_once_also_with_memory_for(
+        self, cache: SyncCache, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S14: and so does one that is there, which memory keeps from then on."""
+        words = declared(cache, memory_for=60)
+        with SyncCache(url) as there:
+            declared(there).put("a", "one")
+        asked: list[Any] = []
+        send = Link.send_in_thread
+
+        def noted(link: Link, commands: Any) -> Any:
+            asked.append([command[0] for command in commands])
+            return send(link, commands)
+
+        monkeypatch.setattr(Link, "send_in_thread", noted)
+        assert values(words, "none") == {}
+        assert values(words, "a") == {"a": "one"}
+        assert values(words, "a") == {"a": "one"}
+        assert asked == [["MGET"], ["MGET"]]
+
+    def test_a_value_that_memory_has_is_confirmed_by_its_first_bytes(
+        self, cache: SyncCache, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S14: one round trip without the value; what others changed is seen at once."""
+        words = declared(cache)
+        long = "long" * 1_000
+        words.put("a", long)
+        with SyncCache(url) as there:
+            others = declared(there)
+            asked: list[Any] = []
+            send = Link.send_in_thread
+
+            def noted(link: Link, commands: Any) -> Any:
+                asked.append([command[0] for command in commands])
+                return send(link, commands)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Link, "send_in_thread", noted)
+                answers = [words.get("a"), words.get("a")]
+                assert words("a") == long
+                assert asked == [["GETRANGE"]] * 3
+            assert {answer.value for answer in answers} == {long}
+            assert {answer.verdict for answer in answers} == {Verdict.FRESH}
+            others.put("a", "short")
+            assert words("a") == "short"
+            others.put("a", long * 2)
+            assert words("a") == long * 2
+            others.delete("a")
+            assert words.known(["a"]) == {}
+            assert not words.get("a").found
+            others.put("a", "again")
+            others.invalidate("a", soft=True)
+            # A stale read begins a refresh, which stores an absence: so it comes last.
+            assert words.get("a").verdict is Verdict.STALE
+
+    async def test_no_thread_that_runs_an_event_loop_waits_for_the_server(
+        self, server: Server
+    ) -> None:
+        """The loop thread answers such a call, and a warning says what to write."""
+        cache = SyncCache(server.url())
+        await asyncio.to_thread(cache.open)
+        try:
+            words = declared(cache)
+            await asyncio.to_thread(words.put, "a", "one")
+            with pytest.warns(RuntimeWarning, match="blocks the event loop"):
+                assert words.get("a").value == "one"
+            assert words("a") == "one"
+        finally:
+            await asyncio.to_thread(cache.close)
+
+    def test_memory_takes_nothing_that_was_read_before_a_change(
+        self, cache: SyncCache, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E6: another thread invalidates the key while the store answers this one."""
+        words = declared(cache, memory_for=60)
+        with SyncCache(url) as there:
+            declared(there).put("a", "one")
+        texts = Link.texts_in_thread
+
+        def late(link: Link, keys: list[bytes]) -> list[bytes | None]:
+            found = texts(link, keys)
+            monkeypatch.setattr(Link, "texts_in_thread", texts)
+            words.invalidate("a")
+            return found
+
+        monkeypatch.setattr(Link, "texts_in_thread", late)
+        assert values(words, "a") == {}
+        assert words.peek("a") is None
 
     async def test_threads_read_rows_as_the_loop_reads_them(self, server: Server) -> None:
         """The same records, for all that may lie there."""
@@ -158,25 +248,24 @@ class TestE20RedisReads:
 
     def test_a_server_that_hangs_costs_one_time_out(self, server: Server) -> None:
         """Further threads are told at once, until its pause is over."""
-        store = store_for(server.url(timeout="200ms"), time.time)
-        assert isinstance(store, RedisStore)
-        server.pause()
-        try:
-            for said in ("is unavailable: ", "tries it again"):
-                with pytest.raises(StoreError, match=said):
-                    store.read_in_thread("word", ["a"])
-        finally:
-            server.go_on()
-        with ExitStack() as stack:
-            stack.callback(store._threads.close)
-            until(lambda: _reads(store))
+        with SyncCache(server.url(timeout="200ms")) as cache:
+            words = declared(cache)
+            words.put("a", "one")
+            server.pause()
+            try:
+                with pytest.raises(StoreError, match="is unavailable: "):
+                    words.put("a", "two")
+                until(lambda: _is_refused_at_once(words))
+            finally:
+                server.go_on()
+            until(lambda: _stored(words))
 
 
-def _reads(store: Any) -> bool:
-    try:
-        return not store.read_in_thread("word", ["a"])
-    except StoreError:
-        return False
+def _is_refused_at_once(words: SyncResource[str, str]) -> bool:
+    """Other words than those of a put that has waited for the server."""
+    with pytest.raises(StoreError) as refused:
+        words.put("a", "two")
+    return "tries it again" in str(refused.value)
 
 
 def _stored(words: SyncResource[str, str]) -> bool:
