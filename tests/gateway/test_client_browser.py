@@ -377,6 +377,8 @@ class TestG5Files:
         for path, kind in (
             ("/stillfresh.js", "text/javascript"),
             ("/stillfresh.d.ts", "text/plain"),
+            ("/stillfresh-waiting.js", "text/javascript"),
+            ("/stillfresh-waiting.d.ts", "text/plain"),
         ):
             answer = await page.request.get(f"http://127.0.0.1:{site.port}{path}")
             assert answer.headers["content-type"].startswith(kind)

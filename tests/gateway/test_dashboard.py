@@ -187,7 +187,7 @@ class TestG6Numbers:
             numbers = Numbers({"entities": world.app.cache}, dict, clock=world.clock)
             for _ in range(KEPT + 10):
                 await numbers.note()
-        sums = {"loads", "failed", "store_errors"}
+        sums = {"hits", "loads", "failed", "store_errors", "load_seconds"}
         assert set(first) == {"at", "reads", "ages", "kinds", "bypassed", *sums}
         assert len(numbers.history()) == KEPT
         assert numbers.history()[-1]["reads"]["fresh"] == 2

@@ -1,6 +1,7 @@
 """G6: the dashboard in a real browser: what it shows, what it does, by keyboard and by hand."""
 
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.routing import Mount, Route
 
 from stillfresh import Cache
 from stillfresh.gateway import Dashboard, gateway
+from stillfresh.pages.upstream import Upstream
 from stillfresh.systems.coordinator import Kind
 from tests.kit.serving import served
 
@@ -126,6 +128,22 @@ class TestG6Live:
         await expect(page.locator('tr[data-kind="entities post"] td').nth(5)).to_have_text("95 %")
         assert not [it for it in asked if "api/stats" in it]
 
+    async def test_the_page_shows_the_connections_to_the_site_if_there_is_one(
+        self, page: Page, world: World
+    ) -> None:
+        """I33: in use, of all that may be; a gateway without a site has no such lines."""
+        shown = page.locator("#site-connections")
+        await expect(slot(page, "reads.total")).to_have_text("42")
+        await expect(shown).to_be_hidden()
+        site = Upstream("http://127.0.0.1:1", clock=time.time, connections=7, max_streams=9)
+        await site.places.visitors.take_now()
+        world.app.dashboard.numbers.site = site
+        values = ["1 of 7", "0 of 7", "0 of 9"]
+        await expect(shown.locator("dd")).to_have_text(values)
+        await expect(shown.locator("dt")).to_have_text(
+            ["site, visitors", "site, loads", "site, streams"]
+        )
+
     async def test_the_page_shows_the_right_numbers(self, page: Page) -> None:
         """Reads, requests made and saved, batches and how full, the store, the viewers."""
         await expect(slot(page, "upstream.made")).to_have_text("3")
@@ -137,7 +155,7 @@ class TestG6Live:
         await expect(slot(page, "leases.won")).to_have_text("42")
         await expect(slot(page, "store.copies")).to_have_text("42 copies")
         await expect(slot(page, "live.connections")).to_have_text("1 connected")
-        await expect(slot(page, "age.p99")).to_have_text(re.compile(r"^≤ [\d.]+ s$"))
+        await expect(slot(page, "age.p99")).to_have_text(re.compile(r"^≤ [\d.]+ m?s$"))
         await expect(page.locator("#health")).to_have_attribute("data-level", "ok")
         await expect(page.locator("#kinds tr")).to_have_count(2)
 

@@ -5,6 +5,7 @@ dark. What is asserted is what `layout.js` finds wrong; a picture of that is in 
 folder of pytest's temporary directory.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from playwright.async_api import Page, expect
 from starlette.responses import PlainTextResponse
 
 from stillfresh import Cache, LoadFailed, StoreError
-from stillfresh.engine import Origin, ResourceStats
+from stillfresh.engine import Objectives, Origin, ResourceStats
 from stillfresh.freshness import Verdict
 from stillfresh.gateway import Gateway, gateway
 from stillfresh.gateway.server import Worker, WorkerNumbers
@@ -72,14 +73,25 @@ class World:
         self,
         *kinds: str,
         store: str | Cache = "memory://",
-        objective: str | None = None,
+        objective: Objectives = None,
+        check: float = 0.0,
+        true_within: str | None = None,
         **options: Any,
     ) -> None:
         self.pages = Passing()
         self.fails = False
+        self.version = 1
         self.kinds = kinds or ("post", "users_subscription")
         declared = [
-            Kind(name, fetch=self.fetch, fresh_for="5m", objective=objective) for name in self.kinds
+            Kind(
+                name,
+                fetch=self.fetch,
+                fresh_for="5m",
+                objective=objective,
+                check=check,
+                true_within=true_within,
+            )
+            for name in self.kinds
         ]
         site = PlainTextResponse("the site")
         made = {"kinds": declared, "pages": site, "page_cache": self.pages, **options}
@@ -88,7 +100,7 @@ class World:
     async def fetch(self, ids: list[str]) -> dict[str, Any]:
         if self.fails:
             raise ConnectionError(REFUSED)
-        return {id_: {"id": id_} for id_ in ids}
+        return {id_: {"id": id_, "version": self.version} for id_ in ids}
 
     async def read(self, *ids: str, kind: str | None = None) -> None:
         await self.app.hub.resource(kind or self.kinds[0]).get_many(ids)
@@ -106,6 +118,21 @@ async def none(world: World) -> None:
 async def one(world: World) -> None:
     """The first request."""
     await world.read("a")
+
+
+async def wrong(world: World) -> None:
+    """The data changed behind the cache's back; one check was true, and one was not."""
+    resource = world.app.hub.resource("post")
+
+    async def checked(number: int) -> None:
+        await world.read("a")
+        while (await resource.stats()).truth.checked < number:  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+
+    await world.read("a")
+    await checked(1)
+    world.version += 1
+    await checked(2)
 
 
 async def viewed(world: World) -> None:
@@ -209,7 +236,8 @@ STATES = {
         one,
         "ok",
         {
-            "#health-text": "All fresh",
+            "#health-text": "Every read in the last minute got a fresh copy.",
+            '[data-slot="saved.ratio"]': "0 %",
             '[data-slot="batch.mean"]': "1 key each",
             '[data-slot="store.copies"]': "1 copy",
         },
@@ -217,7 +245,7 @@ STATES = {
     "viewed": State(viewed, "ok", {"#health-text": "Kept fresh for viewers: 2 keys."}),
     "passed": State(
         passed,
-        "warn",
+        "none",
         {
             "#health-text": "62 requests passed through uncached: 40 no freshness stated, 22 ",
         },
@@ -261,6 +289,16 @@ STATES = {
             "#subscriptions": "other kinds",
         },
         lambda: World(*MANY, objective="99% of reads younger than 0.001ms"),
+    ),
+    "wrong": State(
+        wrong,
+        "warn",
+        {
+            "#health-text": "Reads were wrong: post (1 of 2 checked). Every read in the last ",
+            "#truth-kinds": "99 %",
+            "#wrong-reads": "post 'a': served fresh from memory",
+        },
+        lambda: World(check=1.0, objective="99% of reads true within 1ms"),
     ),
     "long": State(long, "warn", {"#kinds": LONG}, lambda: World(LONG, "b")),
     "busy": State(busy, "warn", {"#kinds": "post"}),
@@ -361,6 +399,117 @@ COLUMNS = """async ([bounds, term]) => {
   const { columns } = await import("./dashboard-draw.js");
   const drawn = columns([1, ...bounds.map(() => 0)], bounds, [term]);
   return drawn.slice(0, -1).map(([bound]) => bound);
+}"""
+
+
+class TestG21Answers:
+    """The dashboard answers three questions first: how old, how many saved, how slow."""
+
+    async def test_the_first_cards_answer_the_three_questions(self, new_page: NewPage) -> None:
+        """Ages and times of loads as quantiles, and the share of reads that needed no load."""
+        async with shown(new_page, STATES["one"]) as (page, world):
+            titles = page.locator(".cards > section h2")
+            for at, title in enumerate(["How old is what we", "How many requests", "How slow are"]):
+                await expect(titles.nth(at)).to_contain_text(title)
+            for _ in range(3):
+                await world.read("a")
+            await expect(page.locator('[data-slot="saved.ratio"]')).to_have_text("75 %")
+            await expect(page.locator('[data-slot="saved.requests"]')).to_have_text("3")
+            for figure in ("age.p50", "age.p99", "load.p50", "load.p99"):
+                await expect(page.locator(f'[data-slot="{figure}"]')).to_contain_text("≤ ")
+
+    async def test_the_answers_are_of_the_last_minutes_or_since_the_start(
+        self, new_page: NewPage
+    ) -> None:
+        """A page that was opened later knows what was noted before."""
+        state = State(one, "ok", {})
+        world = state.make()
+        async with world.at() as url:
+            await world.read("a")
+            world.app.dashboard.numbers._notes.clear()
+            await world.app.dashboard.numbers.note()
+            await world.read("a")
+            await world.read("a")
+            page = await new_page()
+            await page.goto(url)
+            ratio = page.locator('[data-slot="saved.ratio"]')
+            await expect(ratio).to_have_text("100 %")
+            await page.get_by_role("button", name="since the start").click()
+            await expect(ratio).to_have_text("67 %")
+            await page.context.close()
+        await world.app.cache.close()
+
+    async def test_usual_reasons_to_pass_uncached_do_not_alarm(self, new_page: NewPage) -> None:
+        """A healthy site has pages without a route: the line at the top stays green."""
+        async with shown(new_page, STATES["one"]) as (page, world):
+            world.pages.passed = {"route": 100, "no-freshness": 20, "method": 3}
+            await expect(page.locator("#health-text")).to_contain_text("123 requests passed")
+            await expect(page.locator("#health")).to_have_attribute("data-level", "ok")
+
+    async def test_the_line_at_the_top_does_not_call_stale_entries_fresh(
+        self, new_page: NewPage
+    ) -> None:
+        """It speaks of reads: an entry that nobody read since may be stale."""
+        async with shown(new_page, STATES["one"]) as (page, world):
+            await world.app.hub.resource("post").invalidate("a", soft=True)
+            await page.get_by_role("button", name="Reload").click()
+            await expect(page.locator("#entries")).to_contain_text("stale")
+            words = await page.locator("#health-text").inner_text()
+            assert "Every read in the last minute got a fresh copy" in words
+            assert "All" not in words
+
+    @pytest.mark.parametrize(
+        ("objective", "level"), [(None, "warn"), ("40% of reads true within 1ms", "ok")]
+    )
+    async def test_wrong_reads_that_the_objective_allows_do_not_alarm(
+        self, new_page: NewPage, objective: str | None, level: str
+    ) -> None:
+        """Half of the checked reads were wrong: without an objective, each is too much."""
+        options: dict[str, Any] = {"objective": objective}
+        if objective is None:
+            options = {"true_within": "1ms"}
+        state = State(wrong, "ok", {}, lambda: World(check=1.0, **options))
+        async with shown(new_page, state) as (page, _):
+            await expect(page.locator("#health")).to_have_attribute("data-level", level)
+
+    async def test_wrong_reads_of_long_ago_do_not_alarm(self, new_page: NewPage) -> None:
+        """The table still has them."""
+        async with shown(new_page, STATES["wrong"]) as (page, world):
+            await expect(page.locator("#health-text")).to_contain_text("Reads were wrong")
+            numbers = world.app.dashboard.numbers
+            clock = numbers._clock
+            numbers._clock = lambda: clock() + 301
+            await expect(page.locator("#health-text")).not_to_contain_text("wrong")
+            await expect(page.locator("#health")).to_have_attribute("data-level", "ok")
+            await expect(page.locator("#wrong-reads")).to_contain_text("post 'a': served fresh")
+
+    async def test_a_curve_has_an_axis_and_says_the_value_under_the_pointer(
+        self, new_page: NewPage
+    ) -> None:
+        """Since when, and its highest value; under a pointer, the rate at that time."""
+        async with shown(new_page, STATES["none"]) as (page, _):
+            curve = page.locator('[data-course="own"]')
+            points = [[8, 1.5], [6, 3], [4, 2], [2, 0]]
+            await page.evaluate(CURVE, points)
+            await expect(curve.locator(".axis > :visible")).to_have_text(
+                ["60 s ago", "max 3.0", "now"]
+            )
+            box = await curve.bounding_box()
+            assert box is not None
+            await page.mouse.move(box["x"] + box["width"] * (1 - 6 / 60), box["y"] + 5)
+            await expect(curve.locator(".axis > :visible")).to_have_text(["3.0 /s, 6 s ago"])
+            await page.mouse.move(0, 0)
+            await expect(curve.locator(".axis > .now")).to_be_visible()
+
+
+CURVE = """async (points) => {
+  const { spark } = await import("./dashboard-draw.js");
+  const drawn = document.querySelector('[data-course="reads"]');
+  const place = drawn.cloneNode(true); // one that the page does not draw itself
+  place.dataset.course = "own";
+  place.replaceChildren(...[...place.children].slice(0, 2));
+  drawn.before(place);
+  spark(place, points, "Reads");
 }"""
 
 

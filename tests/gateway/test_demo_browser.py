@@ -421,6 +421,82 @@ class TestG9Page:
         await expect(page.locator("#watched")).to_have_text("0 posts, 0 people")
 
 
+ROWS = """
+() => [...document.querySelectorAll("header:has(> .code-button)")]
+  .filter((header) => header.offsetParent)
+  .map((header) => [header.querySelector("h2"), header.querySelector(".code-button")])
+  .filter(([title, button]) => {
+    const [one, other] = [title.getBoundingClientRect(), button.getBoundingClientRect()];
+    return one.bottom <= other.top || other.bottom <= one.top;
+  })
+  .map(([title]) => title.textContent)
+"""
+"""Cards whose code button stands in another row than their title."""
+
+
+class TestG22Header:
+    @pytest.mark.parametrize("width", [1265, 390])
+    async def test_the_code_button_of_each_card_stands_beside_its_title(
+        self, demo: Demo, new_page: Callable[..., Any], width: int
+    ) -> None:
+        """Also if scroll bars take their place, as this browser's do not."""
+        page = await new_page(viewport={"width": width, "height": 860})
+        await shown(page, demo.url)
+        columns = page.locator(".side")
+        await columns.evaluate_all("all => all.forEach((it) => it.style.paddingInlineEnd = '11px')")
+        assert await page.evaluate(ROWS) == []
+
+    @pytest.mark.parametrize(("width", "rows"), [(390, 4), (1280, 2)])
+    async def test_the_header_holds_together_and_each_figure_has_a_label(
+        self, demo: Demo, new_page: Callable[..., Any], width: int, rows: int
+    ) -> None:
+        """On a desk in two rows, on a telephone in four; no figure without its words above it."""
+        page = await new_page(viewport={"width": width, "height": 860})
+        await shown(page, demo.url)
+        await page.evaluate("document.getElementById('polled').textContent = '123,456'")
+        assert await wrong_with(page, width) == []
+        boxes = await page.evaluate(FIGURES)
+        assert len(boxes) == 4
+        for label, figure in boxes:
+            assert label["words"]
+            assert label["bottom"] <= figure["top"] + 1
+            assert abs(label["left"] - figure["left"]) < 1
+        assert len({round(figure["top"]) for _, figure in boxes}) == 1
+        height = await page.evaluate("document.querySelector('.top').offsetHeight")
+        assert height <= 44 * rows + 8
+
+    async def test_the_code_of_a_card_opens_and_closes_by_keyboard(
+        self, demo: Demo, page: Page
+    ) -> None:
+        """Escape closes it, and the focus is where it was."""
+        await shown(page, demo.url)
+        button = page.get_by_role("button", name="Code of A cached function")
+        await button.focus()
+        await page.keyboard.press("Enter")
+        code = page.locator("#code-rate")
+        await expect(code).to_be_visible()
+        await expect(code.locator("pre")).to_contain_text('@cache.cached("rate"')
+        await page.keyboard.press("Escape")
+        await expect(code).to_be_hidden()
+        await expect(button).to_be_focused()
+
+    async def test_the_cached_function_can_be_called_and_invalidated(
+        self, demo: Demo, page: Page
+    ) -> None:
+        await shown(page, demo.url)
+        await expect(page.locator("#rate")).to_have_text(re.compile(r"^\d\.\d{4}$"))
+        await page.get_by_role("button", name="Invalidate it").click()
+        await expect(page.locator("#rate-word")).to_contain_text("the next call waits")
+        await page.get_by_role("button", name="Call it").click()
+        await expect(page.locator("#rate-badge")).to_contain_text("fresh")
+        await expect(page.locator("#rate-word")).to_contain_text("For 10 s, calls return this copy")
+
+
+FIGURES = """() => [...document.querySelectorAll(".meter > div:not(.word)")].map((figure) =>
+  [...figure.children].map((part) => {
+    const { left, top, bottom } = part.getBoundingClientRect();
+    return { left, top, bottom, words: part.textContent };
+  }))"""
 SHIFTS = """
 window.shifts = [];
 const acts = [];

@@ -21,6 +21,7 @@ from stillfresh.engine import Cache
 from stillfresh.errors import ConfigError, StillfreshError, StoreError
 from stillfresh.gateway import Gateway, gateway
 from stillfresh.gateway.guard import checked_hosts, is_called_rightly, is_local
+from stillfresh.gateway.reloading import Replaceable
 from stillfresh.gateway.server.listening import server_config
 from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.systems.coordinator import Kind
@@ -566,3 +567,32 @@ class TestG7Health:
             silent.close()
             await closing
         assert answer.status_code == 503
+
+
+class TestG17Replacing:
+    async def test_kept_answers_are_dropped_before_the_old_gateway_has_ended(self) -> None:
+        """It may end much later: a request is still under way there."""
+        is_asked = asyncio.Event()
+        is_released = asyncio.Event()
+        dropped: list[str] = []
+
+        async def site(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                is_asked.set()
+                await is_released.wait()
+                await PlainTextResponse("old")(scope, receive, send)
+
+        old = Gateway(pages=site)
+        new = Gateway(pages=site)
+        async with old, new:
+            app = Replaceable(old)
+            slow = asyncio.ensure_future(asked(app).get("/slow"))
+            await is_asked.wait()
+            replacing = asyncio.ensure_future(app.replace(new, lambda: dropped.append("all")))
+            while app.app is old:
+                await asyncio.sleep(0)
+            assert dropped == ["all"]
+            assert not replacing.done()
+            is_released.set()
+            assert (await slow).text == "old"
+            await replacing

@@ -26,6 +26,7 @@ from stillfresh.gateway.setting_readers import keys_of
 from stillfresh.gateway.sources import page_cache_of
 from stillfresh.pages import Route
 
+LOOPBACK = Path(__file__).parent.parent / "kit" / "tls" / "loopback.pem"
 MODELS = {
     "store": StoreSettings,
     "pages": PagesSettings,
@@ -97,8 +98,20 @@ WRONG: dict[tuple[str, str], list[Any]] = {
         "sqlite:///a%00b.db",
         "memory://\ud800",
     ],
-    ("store", "memory_for"): ["soon", -1, True, "5 minutes"],
-    ("pages", "upstream"): ["ftp://x", "http://x/path", 3000, "http://x:99999", ""],
+    ("store", "memory_for"): ["soon", -1, True, "5 parsecs"],
+    ("pages", "upstream"): [
+        "ftp://x",
+        "http://x/path?a",
+        "http://x/a/%2e./b",
+        "http://x/a//b",
+        3000,
+        "http://x:99999",
+        "",
+        [],
+        ["http://x", "http://x/"],
+        ["http://x", 3000],
+        {"a": "http://x"},
+    ],
     ("pages", "routes"): [
         [],
         {"blog": "1m"},
@@ -108,6 +121,32 @@ WRONG: dict[tuple[str, str], list[Any]] = {
         {"/a": {"revalidate": "soon"}},
         {"/a": {"forward": "both"}},
         {"/a": {"revalidat": "1m"}},
+        {"/a": "Never"},
+        {"/a": {"ignore_cookies": "_ga"}},
+        {"/a": {"ignore_cookies": ["a b"]}},
+        {"/a": {"vary": ["a b"]}},
+        {"/a": {"vary": "Authorization"}},
+        {"/a": {"tags": [""]}},
+        {"/a": {"vary": ["authorization"], "forward": "key"}},
+    ],
+    ("pages", "ignore_cookies"): ["_ga", [""], ["a b"], ["*a"], [1]],
+    ("pages", "host"): ["visitors", 1, ""],
+    ("pages", "own_prefix"): [
+        "",
+        "cache",
+        "/",
+        "/cache/",
+        "//cache",
+        "/a//b",
+        "/a/../b",
+        "/.",
+        "/a b",
+        "/a%2Fb",
+        "/a?b",
+        "/ü",
+        "/" + "a" * 200,
+        ["/a"],
+        1,
     ],
     ("pages", "forward"): ["both", 1, ""],
     ("pages", "heuristic"): ["yes", 1],
@@ -144,8 +183,14 @@ WRONG: dict[tuple[str, str], list[Any]] = {
     ("pages", "site_connections"): [0, "many", True, 10**9],
     ("pages", "pool_wait"): ["soon", -1],
     ("pages", "min_upload_rate"): [-1, "500B", True, 10**9],
+    ("pages", "max_spill"): [-1, "1GB", True, 10**15],
+    ("pages", "max_entries"): [0, "many", True, 10**9],
+    ("pages", "max_bytes"): [0, "256MB", True, 10**15],
     ("pages", "max_streams"): [0, "many", True, 10**9],
     ("pages", "expose_tags"): ["yes", 1],
+    ("pages", "site_ca"): ["no.pem", 1, "", "pyproject.toml", "a\0b"],
+    ("pages", "health_path"): ["health", 1, "", "/a b", "/ä", "/a\r\nb"],
+    ("pages", "health_every"): ["soon", 0, -1, "2h"],
     ("pages", "purge_from"): ["10.0.0.0/8", ["10.0.0.1/8"], ["everybody"], [1]],
     ("pages", "objective"): [
         "always",
@@ -153,7 +198,12 @@ WRONG: dict[tuple[str, str], list[Any]] = {
         "99% of reads younger than soon",
         99,
     ],
+    ("kinds", "check"): [-1, 1.5, True, "often"],
+    ("kinds", "true_within"): [0, "soon", True],
+    ("kinds", "check_calls"): [0, -1, "many"],
     ("kinds", "objective"): [
+        "100% of reads true within 5s",
+        ["99% of reads younger than 1m", "99% of reads younger than 1m"],
         "always",
         "100% of reads younger than 1m",
         "99% of reads younger than soon",
@@ -240,7 +290,7 @@ class TestG1GoodFile:
         settings = load(file)
         assert settings.store == StoreSettings("sqlite:///stillfresh.db", 2)
         assert settings.pages == PagesSettings(
-            "http://127.0.0.1:3000",
+            ("http://127.0.0.1:3000",),
             {"/blog/*": Route(600)},
             ("page",),
             ("example.com",),
@@ -293,7 +343,7 @@ class TestG1GoodFile:
         pages = settings_of({"pages": {"upstream": "http://x"}}, {})
         kind = {"batch_url": "http://x/y", "fresh_for": "5m"}
         kinds = settings_of({"kinds": {"post": kind}}, {})
-        assert pages.pages == PagesSettings("http://x")
+        assert pages.pages == PagesSettings(("http://x",))
         assert kinds.kinds == (KindSettings("post", 300, batch_url="http://x/y"),)
         assert kinds.store == StoreSettings()
         assert kinds.server == ServerSettings()
@@ -387,6 +437,35 @@ class TestG1Mistakes:
         tables["store"]["url"] = "sqlite:///stillfresh.db"
         assert settings_of(tables, {}).server.workers == 2
 
+    @pytest.mark.parametrize(
+        ("key", "wrong", "right"),
+        [
+            ("upstream", ["ftp://x", 3000, "http://x/a//b"], "http://x"),
+            ("ignore_cookies", ["a b", "", "*a"], "_ga*"),
+            ("site_hosts", ["a b", "", "*"], "a.example"),
+            ("trusted_proxies", ["here", "10.0.0.1/8"], "10.0.0.0/8"),
+            ("purge_from", ["here", "10.0.0.1/8"], "10.0.0.0/8"),
+            ("credentials", ["a b", "ä"], "X-Mine"),
+        ],
+    )
+    def test_each_wrong_item_of_a_list_is_named_at_once(
+        self, key: str, wrong: list[Any], right: str
+    ) -> None:
+        tables = good()
+        tables["pages"][key] = [*wrong, right]
+        lines = mistakes_in(tables)
+        assert len(lines) == len(wrong)
+        assert all(line.startswith(f"pages.{key}: ") for line in lines)
+
+    def test_settings_that_go_with_another_one_say_so(self) -> None:
+        pages = {"upstream": "http://x", "health_every": "1s", "site_ca": str(LOOPBACK)}
+        assert mistakes_in({"pages": pages}) == (
+            "pages.health_every: goes with pages.health_path, which is missing",
+            "pages.site_ca: goes with an https:// address in pages.upstream",
+        )
+        pages |= {"upstream": "HTTPS://x", "health_path": "/"}
+        assert settings_of({"pages": pages}, {}).pages is not None
+
     def test_each_route_has_its_own_mistakes(self) -> None:
         """All at once, also where a route is a table."""
         tables = good()
@@ -406,6 +485,11 @@ class TestG1Mistakes:
         [
             ("store", "uri", "url"),
             ("pages", "upsteam", "upstream"),
+            ("pages", "ignore_cookie", "ignore_cookies"),
+            ("pages", "cdn_overide", "cdn_override"),
+            ("pages", "own_prefx", "own_prefix"),
+            ("pages", "heath_path", "health_path"),
+            ("pages", "side_ca", "site_ca"),
             ("kinds", "fresh", "fresh_for"),
             ("server", "prot", "port"),
         ],

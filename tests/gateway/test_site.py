@@ -91,16 +91,66 @@ def test_no_page_of_the_docs_loads_from_another_host(built: Path) -> None:
 
 
 def test_the_docs_search_knows_every_page(built: Path) -> None:
-    """Each page is in the index, except those that only show a file."""
+    """Each page is in the index, except files, histories, and what only helps to change us."""
     known = {
         it["location"].partition("#")[0] for it in json.loads(text(built / "search.json"))["items"]
     }
     pages = {str(it.relative_to(built)) for it in built.rglob("*.html")}
-    assert {it for it in pages if not it.startswith("files/")} - known == {"404.html"}
+    searched = {page for page in pages if not page.startswith(("files/", "histories/"))}
+    unsearched = re.compile(r"404\.|decisions/\d|reference/inside\.|seeds\.|changelog\.|changes/")
+    assert all(unsearched.match(page) for page in searched - known)
+    assert not any(unsearched.match(page) for page in known)
+
+
+FIRST = {
+    "maximum size": "guides/limiting-memory-and-disk.html",
+    "multiple workers": "guides/several-workers.html",
+    "jupyter": "guides/notebooks.html",
+    "redis down": "guides/when-things-fail.html",
+    "encrypt": "guides/codecs.html",
+    "httpx": "http-clients.html",
+    "fastapi": "fastapi.html",
+    "django": "django.html",
+    "invalidate": "guides/invalidating.html",
+    "read your writes": "guides/read-your-writes.html",
+    "nginx": "guides/gateway-recipes.html",
+    "memcached": "comparison.html",
+    "trio": "comparison.html",
+}
+"""What visitors type, and the page that should be listed first."""
+SEARCH = """async ([worker, index, queries]) => {
+  let tell;
+  const self = { postMessage: (message) => tell(message) };
+  new Function("self", worker)(self);
+  const ask = (message) => new Promise((resolve) => {
+    tell = resolve;
+    self.onmessage({ data: message });
+  });
+  const none = { type: "operator", data: { operator: "and", operands: [] } };
+  await ask({ type: 0, data: index });
+  const first = {};
+  for (const input of queries) {
+    const query = { input, filter: { input: none, aggregation: { input: [] } } };
+    const reply = await ask({ type: 2, data: query });
+    const [best] = reply.data.items;
+    first[input] = best ? index.items[best.id].location.split("#")[0] : null;
+  }
+  return first;
+}"""
+"""Runs the site's own search worker, without typing."""
 
 
 class TestInABrowser:
     """Opened from a disk, without a server."""
+
+    async def test_the_docs_search_lists_the_right_page_first(
+        self, built: Path, page: Page
+    ) -> None:
+        """For what visitors type, a guide comes before private names and decisions."""
+        [worker] = (built / "assets" / "javascripts" / "workers").glob("search.*.js")
+        index = json.loads(text(built / "search.json"))
+        found = await page.evaluate(SEARCH, [text(worker), index, list(FIRST)])
+        assert found == FIRST
 
     async def test_the_docs_search_finds_a_page(self, built: Path, page: Page) -> None:
         """The first page that is found for a visitor's words is the page about them."""
@@ -121,5 +171,6 @@ class TestInABrowser:
         await expect(body).to_have_attribute("data-md-color-scheme", "slate")
         await page.get_by_title("Switch to light mode").click()
         await expect(body).to_have_attribute("data-md-color-scheme", "default")
-        await expect(page.locator(".mermaid svg")).to_be_visible()
-        await expect(page.locator(".mermaid svg").get_by_text("engine")).to_be_visible()
+        diagrams = page.locator(".mermaid svg")
+        await expect(diagrams.nth(0).get_by_text("engine")).to_be_visible()
+        await expect(diagrams.nth(1).get_by_text("bytes of a request")).to_be_visible()

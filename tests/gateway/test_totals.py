@@ -1,5 +1,6 @@
 """G14: the numbers of several workers, added up."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from random import Random
 from typing import Any
@@ -8,9 +9,17 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillfresh.engine import Objective, Origin, ResourceStats
+from stillfresh.engine import (
+    Objective,
+    Origin,
+    ResourceStats,
+    TruthObjective,
+    TruthStats,
+    WrongRead,
+)
 from stillfresh.engine.counts import COUNTERS, GAUGES, Counts
 from stillfresh.engine.rules import AGE_BUCKETS
+from stillfresh.engine.rules_truth import MOST_STORIES
 from stillfresh.engine.spans import TIME_BUCKETS, Timing
 from stillfresh.freshness import Verdict
 from stillfresh.gateway.rules_totals import Totals, summed
@@ -36,6 +45,49 @@ def made(seed: int) -> ResourceStats:
         objective=dice.choice([None, Objective(0.99, dice.choice([60.0, 5.0]))]),
         retry_at=dice.choice([None, dice.uniform(1, 2**40)]),
         error=dice.choice([None, f"{seed}"]),
+        truth=dice.choice([None, truth(dice)]),
+    )
+
+
+def truth(dice: Random) -> TruthStats:
+    return truth_of(
+        lambda: dice.randrange(2**40),
+        TruthObjective(0.99, 5.0),
+        tuple(wrong_read(f"{number}") for number in range(dice.randrange(3))),
+    )
+
+
+def truth_of(
+    number: Callable[[], int], objective: TruthObjective, stories: tuple[WrongRead, ...]
+) -> TruthStats:
+    return TruthStats(
+        true=number(),
+        late=number(),
+        wrong=number(),
+        failed=number(),
+        skipped=number(),
+        pending=number(),
+        true_within=objective.within,
+        objective=objective,
+        wrong_reads=stories,
+    )
+
+
+def wrong_read(key: str) -> WrongRead:
+    times = (2 / 3, 1e9 / 3)
+    return WrongRead(
+        key=key,
+        served_at=times[1],
+        age=times[0],
+        verdict="EXPIRED",
+        origin="another",
+        fetched_at=times[1],
+        fresh_for=times[0],
+        generation="0" * 32,
+        judged_at=times[1],
+        lease_until=times[1],
+        changed_at=times[1],
+        change="invalidated",
     )
 
 
@@ -116,6 +168,15 @@ class TestG14Totals:
             assert of_all.error == (errors[-1] if errors else None)
             said = [it.objective for it, lives in own if lives and it.objective is not None]
             assert of_all.objective == (said[-1] if said else None)
+            checks = [it.truth for it, _ in own if it.truth is not None]
+            assert (of_all.truth is None) == (not checks)
+            if of_all.truth is not None:
+                assert of_all.truth.wrong == sum(each.wrong for each in checks)
+                assert of_all.truth.checked == sum(each.checked for each in checks)
+                pending = [it.truth.pending for it, lives in own if lives and it.truth is not None]
+                assert of_all.truth.pending == sum(pending)
+                kept = sum(len(each.wrong_reads) for each in checks)
+                assert len(of_all.truth.wrong_reads) == min(kept, MOST_STORIES)
 
     @given(them=workers)
     def test_a_new_worker_continues_the_counters_of_the_last(
@@ -137,7 +198,7 @@ class TestG14Totals:
 
     def test_every_field_of_the_stats_has_a_rule_for_totals(self) -> None:
         """A field that is added to the numbers is counted, held, or named here."""
-        others = {"largest_batch", "max_batch", "retry_at", "error", "objective"}
+        others = {"largest_batch", "max_batch", "retry_at", "error", "objective", "truth"}
         assert {it.name for it in fields(ResourceStats)} == {*COUNTED, *HELD, *others}
 
     def test_the_numbers_of_a_kind_fit_into_its_place_on_the_board(self) -> None:
@@ -153,6 +214,11 @@ class TestG14Totals:
             load_seconds=Timing((2**63,) * (len(TIME_BUCKETS) + 1), 2 / 3),
             reads_by_origin={it: dict.fromkeys(Verdict, 2**63) for it in Origin},
             objective=Objective(0.12345678, 12345678.9),
+            truth=truth_of(
+                lambda: 2**63,
+                TruthObjective(0.12345678, 12345678.9),
+                (wrong_read("\u20ac" * 200),) * MOST_STORIES,
+            ),
         )
         assert len(msgspec.json.encode({"a_kind": large})) < NUMBERS_SIZE_BY_KIND - 300
 

@@ -309,7 +309,7 @@ class TestI14Freshness:
     ) -> None:
         """RFC 9111 §5.2.2.2 and §5.2.2.8, RFC 9213: whoever would take it."""
         site.says(f"{field}: max-age=60, {said}")
-        visit = as_it_says(site, pages, cdn_override=True)
+        visit = as_it_says(site, pages)
         await visit()
         clock.advance(61)
         stored = await visit(headers={"cache-control": "only-if-cached, max-stale"})

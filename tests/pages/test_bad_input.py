@@ -136,7 +136,7 @@ UNREAD = [
     "Date: yesterday\r\nExpires: tomorrow",
     "Vary: ,*,",
     "Age: 9999999999999999999999\r\nCache-Control: max-age=60",
-    "CDN-Cache-Control: max-age=60",
+    "CDN-Cache-Control: max age=60",
 ]
 REFUSED: list[tuple[bytes, int]] = [
     (b"GET /a HTTP/1.1\r\n\r\n", 400),

@@ -172,4 +172,4 @@ class TestI13Bounds:
             for path in ("/blog/a", "/blog/" + "b" * 600, "/blog/c?" + "d" * 600):
                 assert (await visit(path)).status_code == 200
         assert site.renders == 3
-        assert [line[3] for line in isr._hot._known if line is not None] == ["/blog/a"]
+        assert [line[3] for line in isr._memo._known if line is not None] == ["/blog/a"]

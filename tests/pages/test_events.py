@@ -50,7 +50,7 @@ class EventSite:
         async with await asyncio.start_server(self, "127.0.0.1", 0) as server:
             upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             pages = PageCache("memory://")
-            site = site_of(PagesSettings(upstream, **options), pages)
+            site = site_of(PagesSettings((upstream,), **options), pages)
             app = gateway(pages=site, page_cache=pages)
             async with running(app, server_config(app, app.is_site)) as self.url:
                 yield self

@@ -27,18 +27,34 @@ def example() -> Any:
 async def test_the_example_site_behaves_as_its_docstring_says() -> None:
     """Twice the same page; after a change, and after `publish`, another."""
     module = example()
-    visit = Visitor(module.site)
+    editor = Visitor(module.site)
+    reader = Visitor(module.site)
     async with module.pages:
-        first, again = await visit(), await visit()
+        first = await editor()
+        again = await editor()
         assert first.text == again.text
         assert "10 a month" in first.text
-        await visit("/pricing?basic=12", method="POST")
-        assert "12 a month" in (await visit()).text
-        await visit("/blog/a?page=2&utm=x")
-        await visit("/admin/publish", method="POST")
-        stale = await visit("/blog/a?page=2")
+        await editor("/pricing?basic=12", method="POST")
+        assert "12 a month" in (await editor()).text
+        await editor("/blog/a?page=2&utm=x")
+        # The visitor whose request renders a page has it before it is stored.
+        await module.pages.settled()
+        await editor("/admin/publish", method="POST")
+        stale = await reader("/blog/a?page=2")
         assert "page 2" in stale.text
         assert stale.headers["cache-status"] == "stillfresh; hit; ttl=0"
+
+
+async def test_the_editor_of_the_example_site_sees_the_article_as_it_is_after_publishing() -> None:
+    """E37: other readers get the old page meanwhile."""
+    module = example()
+    editor = Visitor(module.site)
+    async with module.pages:
+        await editor("/blog/a?page=2")
+        await module.pages.settled()
+        await editor("/admin/publish", method="POST")
+        article = await editor("/blog/a?page=2")
+        assert article.headers["cache-status"].startswith("stillfresh; fwd=miss; stored")
 
 
 def test_the_example_site_starts_by_the_command_in_its_docstring() -> None:

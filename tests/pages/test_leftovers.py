@@ -10,7 +10,7 @@ import h11
 import httpx2
 import pytest
 
-from stillfresh.pages.site_connections import Pool
+from stillfresh.pages.site_connections import Pool, SiteTls
 from tests.kit.serve import KeptSite, Proxy
 
 KEPT = b"HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nContent-Length: 4\r\n\r\n"
@@ -68,7 +68,7 @@ class TestI13Leftovers:
     ) -> None:
         """A connection that hears something unasked is not used again, read or not."""
         port = site.getsockname()[1]
-        pool = Pool(httpx2.URL(f"http://127.0.0.1:{port}"), 5.0)
+        pool = Pool(httpx2.URL(f"http://127.0.0.1:{port}"), 5.0, SiteTls(), 5.0)
         ask = h11.Request(method="GET", target="/", headers=[("host", "x")])
         first = await pool.take()
         with site.accept()[0] as end:
@@ -86,7 +86,7 @@ class TestI13Leftovers:
 
     async def test_a_site_that_behaves_keeps_its_connection(self, site: socket.socket) -> None:
         """One for both requests."""
-        pool = Pool(httpx2.URL(f"http://127.0.0.1:{site.getsockname()[1]}"), 5.0)
+        pool = Pool(httpx2.URL(f"http://127.0.0.1:{site.getsockname()[1]}"), 5.0, SiteTls(), 5.0)
         ask = h11.Request(method="GET", target="/", headers=[("host", "x")])
         taken = []
         connection = await pool.take()

@@ -166,13 +166,13 @@ class TestI25Targeted:
             ("max-age=1" + "0" * 15, "no-store", False),
         ],
     )
-    async def test_with_cdn_override_only_cdn_cache_control_counts(
+    async def test_a_well_formed_cdn_cache_control_replaces_cache_control_and_expires(
         self, pages: PageCache, site: Site, field: str, common: str, *, is_kept: bool
     ) -> None:
-        """RFC 9213 §2: as a structured field; one that is malformed or empty is ignored whole."""
+        """I34, RFC 9213 §2: a structured field; one that is malformed or empty is ignored whole."""
         lines = [f"CDN-Cache-Control: {field}", f"Cache-Control: {common}"]
         site.says(*lines, "Expires: Thu, 01 Jan 1970 00:00:00 GMT")
-        visit = as_it_says(site, pages, cdn_override=True)
+        visit = as_it_says(site, pages)
         page = await visit()
         assert page.headers["cdn-cache-control"] == field
         assert ((await visit()).text == "page 1") is is_kept
@@ -186,12 +186,12 @@ class TestI25Targeted:
             ("no-store", "max-age=60", False),
         ],
     )
-    async def test_by_default_cdn_cache_control_never_allows_more(
+    async def test_without_cdn_override_cdn_cache_control_can_only_forbid(
         self, pages: PageCache, site: Site, field: str, common: str, *, is_kept: bool
     ) -> None:
-        """`Cache-Control` decides; only a refusal counts from both (I13)."""
+        """I34: `Cache-Control` decides; only a refusal counts from both (I13)."""
         site.says(f"CDN-Cache-Control: {field}", f"Cache-Control: {common}")
-        visit = as_it_says(site, pages)
+        visit = as_it_says(site, pages, cdn_override=False)
         await visit()
         assert ((await visit()).text == "page 1") is is_kept
 
@@ -200,7 +200,7 @@ class TestI25Targeted:
     ) -> None:
         """RFC 9111 §3.5: `public` there allows it for clients with credentials, too."""
         site.says("CDN-Cache-Control: max-age=60, public", "Cache-Control: no-store")
-        visit = as_it_says(site, pages, cdn_override=True)
+        visit = as_it_says(site, pages)
         sent: list[dict[str, str]] = [{}, {"authorization": "Basic x"}, {"cookie": "a=1"}]
         assert {(await visit(headers=it)).text for it in sent} == {"page 1"}
 
@@ -749,7 +749,7 @@ class TestI25Parts:
         assert (same.status_code, same.text, known.status_code) == (206, "12", 304)
         assert len(site.asked) == 1
         other = await visit(headers=part("1-2", **{"if-range": '"v0"'}))
-        assert (len(site.asked), other.status_code) == (2, 206)
+        assert (len(site.asked), other.status_code) == (2, 200)
 
     async def test_if_range_is_obeyed_for_a_range_past_the_end(self, pages: PageCache) -> None:
         """Then the site is asked: the kept parts are no answer to another version."""
@@ -799,3 +799,133 @@ class TestI25Parts:
             await visit(headers=part("0-4"))
             assert site.asked[before:][-1] == b"bytes=0-4"
             assert len(site.asked) > before
+
+
+class TestI34IfRange:
+    async def test_the_answer_to_if_range_on_an_unstored_page_is_loaded_whole_and_stored(
+        self, pages: PageCache
+    ) -> None:
+        """RFC 9110 §15.3.7: a 206 to `If-Range` may leave out fields, so the page is loaded."""
+        site = Ranges('ETag: "v1"')
+        visit = as_it_says(site, pages)
+        first = await visit(headers=part("2-4", **{"if-range": '"v1"'}))
+        assert (first.status_code, first.text) == (206, "234")
+        assert first.headers["content-range"] == "bytes 2-4/10"
+        assert first.headers["cache-status"] == "stillfresh; fwd=miss; stored; ttl=60"
+        assert [(await visit()).text, (await visit(headers=part("8-"))).text] == [
+            "0123456789",
+            "89",
+        ]
+        assert site.asked == [None]
+
+    @pytest.mark.parametrize(
+        ("lines", "validator", "status"),
+        [
+            (['ETag: "v1"'], '"v1"', 206),
+            (['ETag: "v1"'], '"v0"', 200),
+            (['ETag: W/"v1"'], 'W/"v1"', 200),
+            (['ETag: "v1"'], 'W/"v1"', 200),
+            (['ETag: "v1"'], "rubbish", 200),
+            ([], '"v1"', 200),
+        ],
+    )
+    async def test_a_weak_or_other_etag_gets_the_whole_page(
+        self, pages: PageCache, lines: list[str], validator: str, status: int
+    ) -> None:
+        """RFC 9110 §13.1.5: ETags are compared strongly; the page is stored in any case."""
+        site = Ranges(*lines)
+        visit = as_it_says(site, pages)
+        texts = {200: "0123456789", 206: "234"}
+        for _ in range(2):
+            answer = await visit(headers=part("2-4", **{"if-range": validator}))
+            assert (answer.status_code, answer.text) == (status, texts[status])
+        assert site.asked == [None]
+
+    @pytest.mark.parametrize(
+        ("changed_ago", "asked_ago", "status"),
+        [(86_400, 86_400, 206), (86_400, 86_399, 200), (86_400, 86_401, 200), (0, 0, 200)],
+    )
+    async def test_a_date_holds_only_if_it_is_exact_and_old_enough(
+        self,
+        pages: PageCache,
+        clock: ManualClock,
+        changed_ago: float,
+        asked_ago: float,
+        status: int,
+    ) -> None:
+        """RFC 9110 §8.8.2.2: a page may have changed twice in the second of its `Date`."""
+        site = Ranges(f"Last-Modified: {date(clock, changed_ago)}", f"Date: {date(clock)}")
+        visit = as_it_says(site, pages)
+        texts = {200: "0123456789", 206: "234"}
+        for _ in range(2):
+            answer = await visit(headers=part("2-4", **{"if-range": date(clock, asked_ago)}))
+            assert (answer.status_code, answer.text) == (status, texts[status])
+        assert site.asked == [None]
+
+    async def test_a_stored_part_answers_if_range_without_a_load(self, pages: PageCache) -> None:
+        """Only what the stored parts lack makes the cache load the page."""
+        site = Ranges('ETag: "v1"')
+        visit = as_it_says(site, pages)
+        await visit(headers=part("0-4"))
+        inside = await visit(headers=part("1-2", **{"if-range": '"v1"'}))
+        outside = await visit(headers=part("5-6", **{"if-range": '"v1"'}))
+        assert (inside.text, outside.text) == ("12", "56")
+        assert site.asked == [b"bytes=0-4", None]
+
+    @pytest.mark.parametrize("field", ["private", "no-store", ""])
+    async def test_a_page_that_is_not_shared_is_resumed_by_the_visitors_own_request(
+        self, pages: PageCache, field: str
+    ) -> None:
+        """The client gets its range and not the whole page; once that is known, by one request."""
+        site = Ranges('ETag: "v1"')
+        site.headers = [(b"cache-control", field.encode()), (b"etag", b'"v1"')]
+        visit = as_it_says(site, pages)
+        for _ in range(2):
+            answer = await visit(headers=part("2-4", **{"if-range": '"v1"'}))
+            assert (answer.status_code, answer.text) == (206, "234")
+            assert answer.headers["cache-status"].startswith("stillfresh; fwd=bypass; detail=")
+        assert site.asked == [None, b"bytes=2-4", b"bytes=2-4"]
+
+    async def test_a_page_that_is_too_big_is_resumed_by_the_visitors_own_request(
+        self, pages: PageCache, clock: ManualClock
+    ) -> None:
+        """A resumed download goes on where it was; the whole page is tried again much later."""
+        site = Ranges('ETag: "v1"')
+        visit = as_it_says(site, pages, max_body=5)
+        for _ in range(2):
+            answer = await visit(headers=part("2-9", **{"if-range": '"v1"'}))
+            assert (answer.status_code, answer.text) == (206, "23456789")
+        assert site.asked == [None, b"bytes=2-9", b"bytes=2-9"]
+        clock.advance(600)
+        site.body = b"0123"
+        small = await visit(headers=part("2-3", **{"if-range": '"v1"'}))
+        assert (small.status_code, small.text, site.asked[3:]) == (206, "23", [None])
+
+    async def test_an_error_goes_to_the_visitor_without_a_second_request(
+        self, pages: PageCache, site: Site
+    ) -> None:
+        """It is no page from which a range could be cut."""
+        site.says(status=503)
+        visit = as_it_says(site, pages)
+        answer = await visit(headers=part("2-4", **{"if-range": '"v1"'}))
+        assert (answer.status_code, site.renders) == (503, 1)
+
+    async def test_head_and_several_ranges_with_if_range_are_passed_through(
+        self, pages: PageCache
+    ) -> None:
+        """RFC 9110 §14.2: only GET has ranges; several are the site's to answer."""
+        site = Ranges('ETag: "v1"')
+        site.takes_ranges = False
+        visit = as_it_says(site, pages)
+        await visit(headers=part("0-1,4-5", **{"if-range": '"v1"'}))
+        await visit(headers=part("0-1", **{"if-range": '"v1"'}), method="HEAD")
+        assert site.asked == [b"bytes=0-1,4-5", b"bytes=0-1"]
+
+    async def test_concurrent_visitors_with_if_range_share_one_load(self, pages: PageCache) -> None:
+        """As visitors of the page do."""
+        site = Ranges('ETag: "v1"')
+        visit = as_it_says(site, pages)
+        asked = [part(f"{at}-{at}", **{"if-range": '"v1"'}) for at in range(8)]
+        crowd = await asyncio.gather(*(visit(headers=headers) for headers in asked))
+        assert [it.text for it in crowd] == [str(at) for at in range(8)]
+        assert site.asked == [None]

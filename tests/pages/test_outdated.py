@@ -40,7 +40,7 @@ class TestI14Outdated:
     ) -> None:
         """RFC 9111 §5.2: what the site said is passed on as it is, so the age has to say it."""
         site.says(*says)
-        visit = as_it_says(site, pages, cdn_override=True)
+        visit = as_it_says(site, pages)
         first = await visit()
         told = longest_lifetime(lines(*says))
         assert int(first.headers["age"]) < told

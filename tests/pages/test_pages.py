@@ -335,7 +335,7 @@ class TestI11OnDemand:
     async def test_a_revalidation_by_tag_overtakes_a_running_read_of_its_page(
         self, site: Site, clock: ManualClock, sleeper: Sleeper
     ) -> None:
-        """The store was unavailable when it was looked at: what memory had is no longer true."""
+        """The store is unavailable then: memory's copy of by now is served, and called stale."""
         store = SteppedStore(MemoryStore(clock=clock))
         async with PageCache(store, clock=clock, sleep=sleeper) as pages:
             await pages.get("/pricing", site.render, revalidate=60)
@@ -346,7 +346,9 @@ class TestI11OnDemand:
             assert stale.verdict is Verdict.STALE
             store.broken = {"read"}
             gate.set()
-            assert await looking is None
+            answer = await looking
+            assert answer is not None
+            assert (answer.verdict, answer.unverified) == (Verdict.STALE, True)
 
     async def test_revalidate_makes_a_page_stale_at_once(
         self, pages: PageCache, site: Site

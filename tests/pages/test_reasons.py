@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from stillfresh.http.sharing import Reason
 from stillfresh.pages import PageCache, Route
-from stillfresh.pages.model import Reason
 from tests.kit.isr import Site, as_it_says, in_front
 
 ROOT = Path(__file__).parents[2]

@@ -49,8 +49,12 @@ class TestI8Servers:
     def test_two_proxies_on_one_server_render_a_page_once(self, store: str) -> None:
         """What one has kept the other serves; a change through one is seen at the other."""
         with ExitStack() as stack:
-            one = Proxy(stack, "--store", store)
-            two = Proxy(stack, "--store", store, upstream=one.upstream)
+            one = Proxy(stack, "--store", store, "--site-host", "shop.example")
+            two = Proxy(
+                stack, "--store", store, "--site-host", "shop.example", upstream=one.upstream
+            )
+            for proxy in (one, two):
+                proxy.client.headers["host"] = "shop.example"
             says = {"cache_control": "max-age=60"}
             pages = [it.get("/r", **says).text for it in (one, two, one, two)]
             assert pages == ["/r 1"] * 4

@@ -10,9 +10,9 @@ from starlette.routing import Mount
 from starlette.routing import Route as At
 
 from stillfresh.http.fields import Raw, end_to_end, normalised
+from stillfresh.http.sharing import private
 from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.pages.model import App, Message, Receive, Scope, Send
-from stillfresh.pages.sharing import private
 from stillfresh.testing import ManualClock
 from tests.kit.engine import turns, until
 from tests.kit.isr import Site, Visitor, as_it_says, in_front

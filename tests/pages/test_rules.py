@@ -13,6 +13,16 @@ from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Policy
 from stillfresh.http.fields import ENCODINGS, end_to_end, normalised
 from stillfresh.http.freshness import Wish
+from stillfresh.http.sharing import (
+    MOST_HEADERS,
+    Reason,
+    carried_in,
+    checked_credentials,
+    is_answer_to,
+    is_event_stream,
+    is_failure,
+    selected,
+)
 from stillfresh.pages import Headers, Page, Route
 from stillfresh.pages.clients import (
     CLEARLY,
@@ -37,7 +47,7 @@ from stillfresh.pages.clients import (
     target_of,
     unfit_to_fill,
 )
-from stillfresh.pages.model import Head, PageCaller, PageRead, Reason, ServedPage, StoredPage
+from stillfresh.pages.model import Head, PageCaller, PageRead, ServedPage, StoredPage
 from stillfresh.pages.routes import (
     MOST_KEY,
     MOST_PATH,
@@ -55,24 +65,17 @@ from stillfresh.pages.routes import (
     reached,
 )
 from stillfresh.pages.sharing import (
-    MOST_HEADERS,
     Allowed,
     Shared,
     age_at,
-    carried_in,
-    checked_credentials,
     forbids_stale,
-    is_answer_to,
     is_changed,
-    is_event_stream,
-    is_failure,
     is_for,
     is_good_for,
     is_of_gateway,
     judged,
     judged_for,
     may_serve,
-    selected,
     suits,
     ttl_at,
     why_asked,
@@ -96,7 +99,7 @@ class TestI13Judged:
             ["cache-control: private, max-age=60"],
             ['cache-control: private="x-a", max-age=60'],
             ["cache-control: max-age=60", "cache-control: no-store"],
-            ["cache-control: private", "cdn-cache-control: max-age=60"],
+            ["cdn-cache-control: private", "cache-control: max-age=60"],
             ["cdn-cache-control: no-store", "cache-control: max-age=60"],
             ["vary: *", "cache-control: max-age=60"],
             ["vary: Accept, *", "cache-control: max-age=60"],
@@ -205,12 +208,18 @@ class TestI13Judged:
         assert judged(299, said, NOW, None) == Reason.STATUS
         assert judged(299, raw("cache-control: max-age=60"), NOW, None) == Shared(Policy(60, 0, 0))
 
-    def test_cdn_cache_control_counts_with_cdn_override_only(self) -> None:
-        """RFC 9213: then `Cache-Control` says nothing, not even that it is private."""
+    def test_cdn_cache_control_counts_in_place_of_cache_control(self) -> None:
+        """RFC 9213: then `Cache-Control` says nothing, not even that it is private (I34)."""
         said = raw("cache-control: private", "cdn-cache-control: max-age=60")
-        found = judged(200, said, NOW, None, Allowed(cdn_override=True))
-        assert found == Shared(Policy(60, 0, 0), is_targeted=True)
-        assert judged(200, said, NOW, None) == Reason.PRIVATE
+        assert judged(200, said, NOW, None) == Shared(Policy(60, 0, 0), is_targeted=True)
+        assert judged(200, said, NOW, None, Allowed(cdn_override=False)) == Reason.PRIVATE
+
+    def test_a_response_that_sets_a_cookie_is_never_shared_whatever_cdn_cache_control_says(
+        self,
+    ) -> None:
+        """RFC 9213 replaces `Cache-Control`; a cookie is one visitor's own all the same (I13)."""
+        said = raw("set-cookie: a=1", "cdn-cache-control: max-age=60")
+        assert judged(200, said, NOW, None) == Reason.SET_COOKIE
 
     def test_freshness_is_guessed_only_with_heuristic(self) -> None:
         """Only if the response states none."""
@@ -219,7 +228,7 @@ class TestI13Judged:
         assert judged(200, said, NOW, None, heuristic) == Shared(Policy(10, 0, 0))
         assert judged(200, said, NOW, None) == Reason.NO_FRESHNESS
         targeted = (*said, *raw("cdn-cache-control: public"))
-        both = Allowed(heuristic=True, cdn_override=True)
+        both = Allowed(heuristic=True)
         assert judged(200, targeted, NOW, None, both) == Reason.NO_FRESHNESS
 
     def test_a_page_without_freshness_is_stored_if_it_can_be_validated(self) -> None:

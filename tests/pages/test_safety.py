@@ -254,7 +254,7 @@ class TestI13Privacy:
             visit = in_front(site, pages)
             own = await visit("/mine", headers={"authorization": f"{scheme} abc"}, method="POST")
             texts = [(await visit(path)).text for path in ("/mine", "/pricing")]
-            site._pool.close()
+            site.addresses.close()
         assert (own.text, texts) == ("alice", ["nobody", "nobody"])
 
 

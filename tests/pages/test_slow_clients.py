@@ -96,7 +96,7 @@ class TestI33FullPool:
         self, stack: ExitStack, site: KeptSite
     ) -> None:
         """Stored pages are served, `/readyz` and `/metrics` know; later visitors find a place."""
-        options = ("--site-connections", "3", "--pool-wait", "0.2s")
+        options = ("--site-connections", "3", "--pool-wait", "0.2s", "--max-spill", "0")
         proxy = Proxy(stack, *options, upstream=site.url)
         assert proxy.get("/kept").status_code == 200
         readers = ExitStack()

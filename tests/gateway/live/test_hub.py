@@ -667,10 +667,13 @@ class TestE28Viewers:
         for viewer in viewers:
             viewer.close()
 
+    @pytest.mark.parametrize("most_compared", [1_000, 100])
     async def test_no_turn_of_the_event_loop_serves_too_many_viewers(
-        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch, most_compared: int
     ) -> None:
-        """So many viewers are found, and so many told, in a turn; others run in between."""
+        """So many viewers are found, and so many told, in a turn; others run in between (G24)."""
+        monkeypatch.setattr(live_hub, "COMPARED", most_compared)
+        monkeypatch.setattr(live_hub, "GATHERED", 0)
         monkeypatch.setattr(live_hub, "FOUND", 40)
         monkeypatch.setattr(live_hub, "TOLD", 7)
         turn, told = 0, dict[int, int]()
@@ -688,9 +691,83 @@ class TestE28Viewers:
             turn += 1
             await asyncio.sleep(0)
         assert list(told.values()) == [7, 7, 7, 7, 2]
-        assert min(told) >= 3  # 150 viewers of new copies were found in three turns before
+        # 120 viewers can be compared. 150 are too many, and are found in turns of 60 before.
+        assert min(told) == (2 if most_compared == 1_000 else 4)
         for viewer in viewers:
             viewer.close()
+
+
+class TestG24DifferentIds:
+    async def test_each_viewer_gets_the_news_of_its_own_ids_once_for_a_moment(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is collected is what is sent: no viewer is looked at for ids of others."""
+        sizes: list[int] = []
+        hear = Connection.hear
+
+        def counted(connection: Connection, news: Any, *, is_shared: bool) -> None:
+            sizes.append(len(news))
+            hear(connection, news, is_shared=is_shared)
+
+        monkeypatch.setattr(Connection, "hear", counted)
+        viewers = [hub.connect() for _ in range(20)]
+        for number, viewer in enumerate(viewers):
+            viewer.subscribe("price", f"p{number}")
+            viewer.subscribe("price", f"p{(number + 1) % 20}")
+        await comes(lambda: all(viewer.waiting for viewer in viewers))
+        assert sizes == [2] * 20
+        for number, viewer in enumerate(viewers):
+            ids = {update.id for update in viewer.take(9)}
+            assert ids == {f"p{number}", f"p{(number + 1) % 20}"}
+            viewer.close()
+
+    async def test_an_id_that_is_subscribed_while_news_are_collected_is_not_lost(
+        self, hub: Hub, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also if the collection has passed the id already, and other news wait for the viewer."""
+        monkeypatch.setattr(live_hub, "FOUND", 1)
+        viewers = [hub.connect() for _ in range(5)]
+        bob = viewers[0]
+        bob.subscribe("price", "first")
+        viewers[1].subscribe("price", "second")
+        later = [f"p{number}" for number in range(15)]  # looked at in 15 turns of the loop
+        for number, id_ in enumerate(later):
+            viewers[2 + number % 3].subscribe("price", id_)
+        ids = ["first", "second", *later]
+        await comes(lambda: sum(len(viewer.waiting) for viewer in viewers) == len(ids))
+        bob.take(9)
+        upstream.version = 2
+        await hub.resource("price").refresh_many(ids)
+        second = hub.find("price", "second", None)
+        while bob not in hub._untold or second in hub._moment:
+            await asyncio.sleep(0)
+        bob.subscribe("price", "second")
+        bob.show(second)
+        seen: dict[str, Any] = {}
+        while len(seen) < 2:
+            await asyncio.sleep(0)
+            seen |= {update.id: update.answer.value for update in bob.take(9)}
+        assert seen == {"first": 2, "second": 2}
+        for viewer in viewers:
+            viewer.close()
+
+    async def test_a_viewer_gets_nothing_that_it_unsubscribed_while_news_were_collected(
+        self, hub: Hub, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(live_hub, "FOUND", 1)
+        with hub.connect() as ann, hub.connect() as bob:
+            for id_ in ("a", "b", "c"):
+                ann.subscribe("price", id_)
+            bob.subscribe("price", "c")
+            await comes(lambda: len(ann.waiting) == 3 and bob.waiting)
+            ann.take(9)
+            upstream.version = 2
+            await hub.resource("price").refresh_many(["a", "b", "c"])
+            while not (hub._moment and "a" not in {viewed.id for viewed in hub._moment}):
+                await asyncio.sleep(0)
+            ann.unsubscribe("price", "a")
+            await comes(lambda: ann.waiting)
+            assert {update.id for update in ann.take(9)} == {"b", "c"}
 
 
 class TestC14Processes:

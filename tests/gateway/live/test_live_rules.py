@@ -34,7 +34,8 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=10), inner),
 )
-TYPES = ["subscribe", "unsubscribe", "visible", "route", "sign_in", "sign_out", "stats", "ping"]
+TYPES = ["subscribe", "unsubscribe", "visible", "route", "at_least", "sign_in", "sign_out"]
+TYPES += ["stats", "ping"]
 
 
 class TestG3Messages:

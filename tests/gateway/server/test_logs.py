@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stillfresh import Cache
@@ -452,6 +452,7 @@ class TestG16Access:
         assert b"s3cret" not in access.lines[0]
 
     @given(path=st.binary(max_size=2_000), is_json=st.booleans())
+    @example(path=b"cookie:word", is_json=False)
     def test_any_request_path_is_one_access_line(self, path: bytes, is_json: bool) -> None:
         """No path breaks out of its line or its column."""
         access = Access(is_json=is_json)

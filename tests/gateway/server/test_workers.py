@@ -127,7 +127,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 def action(gateway: Gateway, name: str, path: str) -> str:
     """An operator's, on the entry of this page."""
-    id_ = f"{gateway.proxy.upstream}{path}"
+    id_ = f"{gateway.proxy.url}{path}"
     return f"/_stillfresh/api/entries/page/{quote(id_, safe='')}/{name}"
 
 
