@@ -8,16 +8,18 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stillfresh import ConfigError
+from stillfresh import ConfigError, encrypted, new_key, zstd
 from stillfresh.testing import ManualClock
 from tests.kit import shop
 from tests.kit.processes import Process
 from tests.kit.servers.valkey import Server
+from tests.kit.sync import until
 
 shop.configure()
 
@@ -255,6 +257,43 @@ class TestE5OneCall:
         assert (cache.get("a"), cache.get("b")) == (1, None)
 
 
+class TestE20DjangoRedis:
+    """What users of django-redis call besides Django's own methods."""
+
+    def test_ttl_says_how_long_a_value_is_there(self, cache: Any, clock: ManualClock) -> None:
+        """As django-redis does: 0 for none, None without a timeout."""
+        cache.set("a", 1, 10)
+        cache.set("b", 1, None)
+        assert [cache.ttl(key) for key in ("a", "b", "none")] == [10, None, 0]
+        clock.advance(9.5)
+        assert cache.ttl("a") == 1
+        clock.advance(1)
+        assert cache.ttl("a") == 0
+
+    @pytest.mark.parametrize(
+        ("method", "replacement"),
+        [
+            ("delete_pattern", "invalidate_tag"),
+            ("keys", "stillfresh inspect"),
+            ("iter_keys", "stillfresh inspect"),
+            ("lock", "get_or_set"),
+            ("pttl", r"cache\.ttl"),
+            ("expire", r"cache\.touch"),
+            ("persist", r"cache\.touch\(key, None\)"),
+            ("client", "Redis client of your own"),
+        ],
+    )
+    def test_a_method_that_is_not_offered_names_its_replacement(
+        self, cache: Any, method: str, replacement: str
+    ) -> None:
+        """Code that asks with `hasattr` sees that it is not there."""
+        assert not hasattr(cache, method)
+        with pytest.raises(AttributeError, match=f"django-redis.*{replacement}"):
+            getattr(cache, method)
+        with pytest.raises(AttributeError, match="no attribute 'nothing_of_the_kind'"):
+            _ = cache.nothing_of_the_kind
+
+
 class TestE17Atomic:
     def test_incr_in_sixteen_threads_loses_nothing(self, cache: Any) -> None:
         """Sixteen threads add to one number; nothing is lost."""
@@ -267,6 +306,30 @@ class TestE17Atomic:
         """Of sixteen that try it at once."""
         assert together(lambda number: caches["default"].add("a", number)).count(True) == 1
         assert together(lambda _: caches["default"].delete("a")).count(True) == 1
+
+    def test_a_deletion_voids_a_load_that_had_begun(self, cache: Any, make: Maker) -> None:
+        """E2: there is nothing to delete yet, and what is being loaded may be wrong by now."""
+        make.gate.clear()
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(lambda: caches["default"].get_or_set("a", make))
+            until(lambda: make.calls)
+            assert cache.delete("a") is False
+            make.gate.set()
+            assert loading.result(30) == 1
+        assert cache.get("a") != 1  # it may have been loaded anew
+
+    def test_a_deletion_tells_whether_there_was_a_fresh_value(
+        self, cache: Any, clock: ManualClock
+    ) -> None:
+        """E17: a stale value goes, too, and was none to Django."""
+        assert cache.delete("a") is False
+        cache.set("a", 1, timeout=10)
+        assert cache.delete("a") is True
+        assert cache.delete("a") is False
+        cache.set("a", 1, timeout=10)
+        clock.advance(20)
+        assert cache.delete("a") is False
+        assert cache.get_or_set("a", 2) == 2
 
     def test_incr_keeps_the_timeout_and_touch_renews_it(
         self, cache: Any, clock: ManualClock
@@ -412,3 +475,53 @@ def eventually(condition: Callable[[], object]) -> None:
             return
         waiting.wait(0.01)
     raise AssertionError("it never came")
+
+
+def values_of(cache: Any) -> list[object]:
+    """The bytes in the store."""
+    on_loop = cache._shared.cache.on_loop
+
+    async def read() -> list[object]:
+        store = await on_loop.store()
+        ids = [entry.id for entry in await on_loop.entries()]
+        records = await store.read("django", ids)
+        return [record.copy.value for record in records.values() if record.copy]
+
+    return list(cache._shared.cache.run(read))
+
+
+class TestD3Codecs:
+    def test_values_are_encrypted_around_djangos_own_codec(
+        self, url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Dates and tuples come back as with the codec alone; the store sees none of it."""
+        codec = encrypted(new_key(), zstd(above=0))
+        value = {"at": (1, date(2026, 1, 2)), "text": "secret " * 50}
+        with shop.cache_on(url, clock, monkeypatch, CODEC=codec) as cache:
+            cache.set("key", value)
+            cache.set_many({"a": 1, "b": 2})
+            assert cache.get("key") == value
+            assert cache.get_many(["a", "b"]) == {"a": 1, "b": 2}
+            assert cache.incr("a") == 2
+            assert cache.get_or_set("new", lambda: value) == value
+            stored = [data for data in values_of(cache) if isinstance(data, bytes)]
+            assert len(stored) == 4
+            assert not any(b"secret" in data for data in stored)
+
+    def test_a_value_of_another_key_is_a_miss_and_one_log_line(
+        self,
+        tmp_path: Path,
+        clock: ManualClock,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        url = f"sqlite:///{tmp_path}/cache.db"
+        with shop.cache_on(url, clock, monkeypatch, CODEC=encrypted(new_key())) as cache:
+            cache.set("key", 1)
+        with shop.cache_on(url, clock, monkeypatch, CODEC=encrypted(new_key())) as cache:
+            assert cache.get("key") is None
+            assert cache.get("key", "default") == "default"
+            (line,) = (record.getMessage() for record in caplog.records)
+            assert "a stored value cannot be read" in line
+            assert cache.get_or_set("key", 2) == 2
+            assert cache.get("key") == 2

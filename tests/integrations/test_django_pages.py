@@ -112,6 +112,38 @@ class TestE2Pages:
         assert answers[0]["Cache-Control"] == "max-age=10"
         assert text(page(REQUESTS.get("/?page=2"))) == "page 2"
 
+    def test_a_cached_view_says_in_cache_status_what_the_cache_did(
+        self, page: Any, view: Shop, clock: ManualClock
+    ) -> None:
+        """I14: RFC 9211, with the time that is left; not stored with the page."""
+        status = [page(REQUESTS.get("/"))["Cache-Status"] for _ in range(3)]
+        assert (
+            status
+            == ["stillfresh; fwd=miss; stored"] + ["stillfresh; hit; ttl=10; detail=fresh"] * 2
+        )
+        clock.advance(4)
+        assert page(REQUESTS.get("/"))["Cache-Status"] == "stillfresh; hit; ttl=6; detail=fresh"
+        assert page(REQUESTS.head("/"))["Cache-Status"] == "stillfresh; hit"
+        assert page(REQUESTS.post("/"))["Cache-Status"] == "stillfresh; fwd=method"
+        clock.advance(10)
+        view.gate.clear()
+        stale = page(REQUESTS.get("/"))["Cache-Status"]
+        view.gate.set()
+        assert stale == "stillfresh; hit; ttl=-4; detail=stale"
+        eventually(lambda: text(page(REQUESTS.get("/"))) != "page 1")
+
+    def test_a_view_that_may_not_be_cached_says_that_it_is_not_stored(self, cache: Any) -> None:
+        """I14: behind what another cache has said of it."""
+
+        @cache_page(10)
+        def answer(_: Any) -> HttpResponse:
+            fields = {"Cache-Control": "private", "Cache-Status": "origin; hit"}
+            return HttpResponse("for you", headers=fields)
+
+        for _ in range(2):
+            status = answer(REQUESTS.get("/private"))["Cache-Status"]
+            assert status == "origin; hit, stillfresh; fwd=miss"
+
     def test_a_stale_view_is_served_and_rendered_in_the_background(
         self, page: Any, view: Shop, clock: ManualClock
     ) -> None:

@@ -22,7 +22,7 @@ from fastapi import (
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field, computed_field
 
-from stillfresh import Cache
+from stillfresh import Cache, encrypted, new_key, zstd
 from stillfresh.errors import BadValue
 from stillfresh.integrations.fastapi import fresh, lifespan
 from stillfresh.testing import ManualClock
@@ -686,3 +686,32 @@ class TestE19RouteResponses:
         async with shop.client() as client:
             told = [await client.get("/item") for _ in range(2)]
         assert [(it.status_code, it.json()) for it in told] == [(202, 1), (202, 2)]
+
+
+class TestD3Codecs:
+    async def test_a_route_of_models_or_responses_can_be_encrypted(self, shop: Shop) -> None:
+        """Around the codec of the route: a model comes back as one, and a response as it was."""
+
+        @shop.app.get("/items/{id}")
+        @fresh(shop.cache, "10m", codec=encrypted(new_key(), zstd()))
+        async def item(id: int) -> Item:  # noqa: A002
+            return Item(id=id, title="secret", tries=shop.called(id))
+
+        @shop.app.get("/text")
+        @fresh(shop.cache, "10m", codec=zstd(above=0))
+        async def text() -> HTMLResponse:
+            return HTMLResponse(f"text {shop.called('text')}")
+
+        async with shop.client() as client:
+            for path in ("/items/1", "/text"):
+                first = await client.get(path)
+                second = await client.get(path)
+                assert first.status_code == 200
+                assert first.text == second.text
+            store = await shop.cache.store()
+            (stored,) = await shop.cache.entries("item")
+            copy = (await store.read("item", [stored.id]))[stored.id].copy
+            assert copy is not None
+            assert isinstance(copy.value, bytes)
+            assert b"secret" not in copy.value
+        assert len(shop.calls) == 2

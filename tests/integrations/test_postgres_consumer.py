@@ -543,3 +543,73 @@ class TestG7Lag:
 
 def asked(app: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gateway")
+
+
+class TestReadYourWrites:
+    async def test_a_read_with_the_token_of_a_commit_waits_for_its_delivery(
+        self, link: Link, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without it, the read may come before the consumer (E37)."""
+        async with opened(link, poll="1h") as (shop, consumer):
+            gate = asyncio.Event()
+            invalidate = shop.cache.invalidate_tag
+
+            async def held(tag: str, **options: Any) -> Any:
+                await gate.wait()
+                return await invalidate(tag, **options)
+
+            monkeypatch.setattr(shop.cache, "invalidate_tag", held)
+            token = renamed(link, consumer)
+            assert await shop.name(1) == "tea"
+            reading = asyncio.create_task(shop.name.of(1).get(at_least=token))
+            await asyncio.sleep(0)
+            assert not reading.done()
+            gate.set()
+            assert (await reading).value == "new"
+
+    async def test_a_process_that_stands_by_waits_for_the_one_that_works(self, link: Link) -> None:
+        """Both have the same consumer, on one store (E37)."""
+        store = MemoryStore()
+        async with (
+            opened(link, SteppedStore(store)) as (shop, consumer),
+            opened(link, SteppedStore(store)) as (other_shop, _),
+        ):
+            for name in ("new", "newer"):
+                token = renamed(link, consumer, name)
+                answer = await other_shop.name.of(1).get(at_least=token)
+                assert answer.value == name
+                answer = await shop.name.of(1).get(at_least=token)
+                assert answer.value == name
+
+    async def test_a_commit_behind_one_that_is_still_open_is_not_waited_for_in_vain(
+        self, link: Link
+    ) -> None:
+        """(E37)."""
+        async with opened(link) as (shop, consumer):
+            with psycopg.connect(address_of(link)) as slow:
+                slow.execute(RENAME, ("slow", 2))
+                token = renamed(link, consumer)
+                assert (await shop.name.of(1).get(at_least=token)).value == "new"
+
+    async def test_a_transaction_that_never_began_is_not_waited_for(self, link: Link) -> None:
+        """The token was made up, or is another database's (E37)."""
+        async with opened(link) as (shop, consumer):
+            token = consumer.token(2**63)
+            began = consumer.token(1)
+            assert (await shop.name.of(1).get(at_least=token)).value == "tea"
+            assert (await shop.name.of(1).get(at_least=began)).value == "tea"
+
+    @pytest.mark.parametrize("transaction", ["", "x", None, -1, 2**64, 1.5j])
+    async def test_what_is_no_transaction_is_refused(self, link: Link, transaction: Any) -> None:
+        """(E37)."""
+        async with opened(link) as (_, consumer):
+            with pytest.raises(ConfigError, match="pg_current_xact_id"):
+                consumer.token(transaction)
+
+
+def renamed(link: Link, consumer: OutboxConsumer, name: str = "new") -> str:
+    """Rename the first product; return the token of the commit."""
+    with link.transaction():
+        link.execute(RENAME, (name, 1))
+        [(xid,)] = rows(link, "SELECT pg_current_xact_id()")
+        return consumer.token(xid)
