@@ -23,7 +23,7 @@ from stillfresh.gateway.config import (
     settings_of,
 )
 from stillfresh.gateway.setting_readers import keys_of
-from stillfresh.gateway.sources import id_maker, listed, views_by_id
+from stillfresh.gateway.sources import id_maker, views_by_id, views_in
 from stillfresh.systems.coordinator import Kind
 from tests.kit.examples import examples
 
@@ -167,7 +167,7 @@ class TestT5Upstream:
     ) -> None:
         """Also one of five thousand brackets."""
         with suppress(LoadFailed):
-            assert isinstance(listed(body, where), list)
+            assert isinstance(views_in(body, where), list)
 
     @MODEST
     @given(VIEWS, st.integers(0, 200))
@@ -176,10 +176,10 @@ class TestT5Upstream:
         whole = json.dumps(views).encode()
         if cut >= len(whole):
             with suppress(LoadFailed):  # half a character is none
-                assert listed(whole, None) == json.loads(whole)
+                assert views_in(whole, None) == json.loads(whole)
             return
         with pytest.raises(LoadFailed):
-            listed(whole[:cut], None)
+            views_in(whole[:cut], None)
 
     @MODEST
     @given(VIEWS)

@@ -5,7 +5,19 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
-from stillfresh.lab.prove.history import CHECKS, ProofHistory, excused, outdated, violations
+from stillfresh.lab.prove.history import (
+    CHECKS,
+    PEER_CHECKS,
+    ProofHistory,
+    excused,
+    outdated,
+    uncertain,
+    unjudged,
+    violations,
+    wrong_reads,
+)
+from stillfresh.lab.prove.run import Report, judge
+from stillfresh.lab.prove.stage import Stage
 from stillfresh.lab.prove.witness import Seen
 
 LOAD = Seen("load", 1.0, key="a", load="7-1-a", lease="t1", wall=100.0)
@@ -164,6 +176,33 @@ class TestT4History:
         early = structs.replace(said, at=1.5)
         history = ProofHistory([*GOOD, INVALIDATED, said, early], fresh_for=1.0)
         assert list(excused(history)) == [said]
+        assert wrong_reads(history) == 1  # the one of GOOD, which did not say so
+
+    def test_a_copy_from_before_an_unconfirmed_invalidation_is_judged_against_both(self) -> None:
+        """T15: right if it was not done. If it was confirmed, the read is wrong."""
+        begun = structs.replace(INVALIDATED, what="invalidating", ended=0.0)
+        history = ProofHistory([*GOOD, begun], fresh_for=1.0)
+        assert [event.load for event in uncertain(history)] == ["7-1-a"]
+        assert not unjudged(history)
+        assert wrong_reads(history) == 0
+        confirmed = ProofHistory([*GOOD, begun, INVALIDATED], fresh_for=1.0)
+        assert list(uncertain(confirmed)) == []
+        assert wrong_reads(confirmed) == 1
+        early = structs.replace(begun, at=1.9)
+        known = ProofHistory([*GOOD, early, begun, INVALIDATED], fresh_for=1.0)
+        assert list(uncertain(known)) == []  # a later one was confirmed: the read is wrong
+
+    def test_reads_that_cannot_be_judged_are_counted_with_their_reason(self) -> None:
+        """T15: an answer that says that it is expired, an unknown copy, and no answer."""
+        expired = structs.replace(SERVED, verdict="expired")
+        unknown = structs.replace(SERVED, load="7-9-a")
+        failed = Seen("failed", 3.0, 3.1, key="a", text="LoadFailed()")
+        history = ProofHistory([*GOOD, expired, unknown, failed], fresh_for=1.0)
+        assert unjudged(history) == {
+            "the answer said that it was expired": 1,
+            "nothing is known of the copy": 1,
+            "the read failed, and gave no answer": 1,
+        }
 
     def test_a_moved_clock_excuses_an_age(self) -> None:
         """The answer was judged by the clock before or after."""
@@ -172,3 +211,17 @@ class TestT4History:
         )
         assert broken([*GOOD[:4], old, MOVED]) == set()
         assert broken([*GOOD[:4], old]) != set()
+
+    @pytest.mark.parametrize(("peer", "checks"), [("", CHECKS), ("cashews", PEER_CHECKS)])
+    def test_a_report_has_wrong_and_unjudged_reads_and_broken_promises(
+        self, peer: str, checks: Iterable[str]
+    ) -> None:
+        """T15: as the events say; a peer is judged by what it promises."""
+        report = Report("any", 1, 2, peer=peer)
+        failed = Seen("failed", 3.0, 3.1, key="a", text="LoadFailed()")
+        judge(report, [*GOOD, INVALIDATED, failed], Stage("redis://any", {}, peer=peer))
+        assert (report.reads, report.judged, report.wrong) == (2, 1, 1)
+        assert report.unjudged == {"the read failed, and gave no answer": 1}
+        assert list(report.broken) == list(checks)
+        assert len(report.broken[LOST]) == 1
+        assert report.ages["max"] == pytest.approx(0.5)

@@ -77,7 +77,7 @@ async def sited(patience: float) -> AsyncIterator[Site]:
         raw_upstream(lambda *_: {"version": upstream.version}) as upstream,
         PageCache("memory://", clock=clock) as pages,
     ):
-        settings = PagesSettings(upstream.url, routes={"/kept/*": Route(60.0)}, timeout=patience)
+        settings = PagesSettings((upstream.url,), routes={"/kept/*": Route(60.0)}, timeout=patience)
         yield Site(site_of(settings, pages), upstream, clock)
 
 

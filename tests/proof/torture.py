@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from stillfresh.lab.prove import CHECKS, ProofRun, Report
+from stillfresh.nines import shown_nines
 from tests.proof.torture_stages import STAGES, NotHere
 
 
@@ -71,7 +72,11 @@ def load_held(report: Report) -> dict[str, str]:
         "reads": f"{counts['served']:,} ({counts['served'] / seconds:,.0f}/s)",
         "of these without the store": f"{counts['blind']:,}",
         "old, stale and unverified": f"{counts['excused']:,}",
-        "judged": f"{report.judged:,} ({report.nines:.1f} nines)",
+        "copies from before an unconfirmed invalidation": f"{counts['uncertain']:,}",
+        "not judged": f"{report.unjudged.total():,}",
+        "judged": f"{report.judged:,}",
+        "wrong": f"{report.wrong:,}",
+        "supported nines": shown_nines(report.wrong, report.judged),
         "loads": f"{counts['load']:,}",
         "published": f"{counts['published']:,}",
         "invalidated": f"{counts['invalidated']:,}",

@@ -3,9 +3,19 @@
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from stillfresh import Cache, Loaded, LoadFailed, NotOpen, RetryAfter, StoreError, Verdict
+from stillfresh import (
+    Cache,
+    Loaded,
+    LoadFailed,
+    NotOpen,
+    RetryAfter,
+    StoreError,
+    Verdict,
+    merge_tokens,
+    noted_changes,
+)
 from stillfresh.engine import Resource
 from stillfresh.testing import Blow, Observed, Process, Promise, Version, World
 from stillfresh.testing.simulator.faults import Strike
@@ -336,9 +346,15 @@ async def on_late_requests(world: World) -> None:
 
     async def loads(process: Process) -> None:
         resource = slow(process)
+
+        async def read(key: str) -> None:
+            await asyncio.sleep(world.dice.uniform(0, 3))
+            await resource.get(key)
+
         async with asyncio.TaskGroup() as group:
             for number in world.steps(len(many)):
                 group.create_task(resource.get(many[number]))
+                group.create_task(read(many[number]))
 
     async def changes(process: Process) -> None:
         resource = slow(process)
@@ -388,6 +404,124 @@ async def of_versioned_puts(world: World) -> None:
 async def of_updates(world: World) -> None:
     """E17: one key that everybody updates: an acknowledged update is applied once."""
     await of_puts(world, KEYS[:1], updates=10, visitors=2)
+
+
+class Saved(NamedTuple):
+    """What a user saved, for the same user's next page."""
+
+    key: str
+    token: str
+    number: int
+    """Of the version that was saved."""
+
+
+async def of_own_writes(world: World) -> None:
+    """E37: users save in one process and look in another one, whose memory lags far behind.
+
+    Some stores tell of changes, on a channel that breaks; some are three nodes that fail over, and
+    acknowledge a change when a replica has it.
+    """
+    how = world.dice.choice([{}, {"pushes": True}, {"inline": True}, {"cluster": True}])
+    saved: list[Saved] = []
+
+    async def app(process: Process) -> None:
+        cache = process.cache(**how)
+
+        @cache.batched(
+            "price",
+            fresh_for=60,
+            stale_for=60,
+            error_for=60,
+            memory_for=20,
+            lease_for=3,
+            load_timeout=7,
+            tags=shops,
+        )
+        async def price(ids: list[str]) -> dict[str, Version | Exception]:
+            return await process.load("price", ids)
+
+        resource = process.observe("price", price, lag=20.0)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(save(process, resource, saved))
+            for _ in range(2):
+                group.create_task(look(process, resource, saved))
+
+    world.launch(app, 3)
+    if "cluster" in how:
+        for _ in world.steps(6):
+            await asyncio.sleep(world.dice.uniform(0, 4))
+            world.fail_over(world.dice.randrange(3))
+
+
+async def save(process: Process, resource: Observed, saved: list[Saved]) -> None:
+    """Change keys, and leave the token of each change that was acknowledged.
+
+    The value of a put may be older than another process's change that came between. So one process
+    alone changes the key that is put.
+    """
+    world = process.world
+    *invalidated, put_key = KEYS
+    for _ in world.steps(20):
+        await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
+        is_put = process.number == 1 and world.dice.random() < 0.5
+        key = put_key if is_put else world.dice.choice(invalidated)
+        number = world.ledger.upstream[resource.kind, key] + 1
+        with noted_changes() as changes:
+            match world.dice.randrange(4):
+                case 0 | 1 if is_put:
+                    await resource.put(key)
+                case 1:
+                    await resource.change(key, soft=True)
+                case _:
+                    await resource.change(key)
+        if changes.token:
+            saved.append(Saved(key, changes.token, number))
+
+
+async def look(process: Process, resource: Observed, saved: list[Saved]) -> None:
+    """Read, sometimes as a user who has saved before, and sometimes as one who saved twice."""
+    world = process.world
+    for _ in world.steps(30):
+        await asyncio.sleep(world.dice.choice([0, 0, 0.05, 0.5]))
+        await resource.get(world.dice.choice(KEYS))
+        if not saved:
+            continue
+        last = saved[-1]
+        other = world.dice.choice(saved[-5:])
+        token = last.token
+        if other.key == last.key and world.dice.random() < 0.5:
+            token = merge_tokens(other.token, last.token)
+        answer = await resource.get(last.key, at_least=token)
+        if answer is not None and answer.found and answer.value.number < last.number:
+            what = f"{last.key}: version {answer.value.number} instead of {last.number}"
+            world.broken(Promise.OWN, what)
+
+
+async def of_write_throughs(world: World) -> None:
+    """E36: processes write the same keys at once, inside `changing`, and are killed meanwhile."""
+
+    async def visit(process: Process, resource: Observed) -> None:
+        for _ in world.steps(20):
+            await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
+            key = world.dice.choice(KEYS[:2])
+            match world.dice.randrange(4):
+                case 0 | 1:
+                    work: Awaitable[object] = resource.write_through(key)
+                case _:
+                    work = resource.get(key)
+            if world.dice.random() < 0.8:
+                await work
+            else:
+                await impatient(world, work)
+
+    async def app(process: Process) -> None:
+        memory_for, inline = world.dice.choice([(0.0, False), (1.0, False), (0.0, True)])
+        resource = prices(process, process.cache(inline=inline), memory_for=memory_for)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(visit(process, resource))
+
+    world.launch(app, 3)
 
 
 async def write(
@@ -478,7 +612,7 @@ class SlowAnswers(StoreWire):
 
 
 async def on_slow_answers(world: World) -> None:
-    """E6: keys change, one by one, by tag and all at once, during reads, loads and publications.
+    """E6: keys change, one by one, by tag and all at once, and are put, during reads and loads.
 
     A load without a lease is void because of the change in its process, and of nothing else.
     """
@@ -534,8 +668,11 @@ async def on_slow_answers(world: World) -> None:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(3):
                         group.create_task(read(key, 0, 0.05, 0.3, 1.0))
-                    if world.dice.random() < 0.6:
-                        group.create_task(resource.change(key))
+                    match world.dice.randrange(10):
+                        case 0 | 1 | 2 | 3:
+                            group.create_task(resource.change(key))
+                        case 4 | 5 | 6:
+                            group.create_task(resource.put(key))
 
         async def shake() -> None:
             for _ in world.steps(6):

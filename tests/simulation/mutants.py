@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from stillfresh.engine import loads, memory, store_reads
+from stillfresh.engine import loads, memory, read
 from stillfresh.engine import rules as engine_rules
+from stillfresh.engine.at_least import AtLeast
 from stillfresh.engine.changes import KeyChanges
 from stillfresh.engine.fence import Fence, FenceClock, Start
 from stillfresh.engine.lane import Lane
@@ -19,11 +20,13 @@ from stillfresh.engine.loader import Loader
 from stillfresh.engine.loads import Loads
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.news import News, Notices
+from stillfresh.engine.read import Reads
 from stillfresh.engine.threads import Job
 from stillfresh.engine.watcher import Watcher
 from stillfresh.engine.work import Work
 from stillfresh.errors import unconfirmed
 from stillfresh.gateway.live import Connection
+from stillfresh.pages import asgi, render
 from stillfresh.stores import contract
 from stillfresh.stores.contract import Lease
 from stillfresh.stores.memory import MemoryStore
@@ -97,19 +100,19 @@ def the_fence_does_not_note_invalidations(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fence, "void", lambda *_: None)
 
 
-@mutant(Promise.FRESH, "of_updates")
+@mutant(Promise.FRESH, "on_slow_answers")
 def the_fence_does_not_note_puts(patch: pytest.MonkeyPatch) -> None:
-    """E6: a load that began before the put fills memory after it."""
+    """E6: a read that began before the put fills memory after it."""
     patch.setattr(Fence, "change", lambda *_: None)
 
 
-@mutant(Promise.FRESH, "on_a_file")
+@mutant(Promise.FRESH, "on_late_requests")
 def the_fence_does_not_advance_when_a_load_begins(patch: pytest.MonkeyPatch) -> None:
-    """E6: a caller that asks after an invalidation counts as one that asked before the load."""
+    """E6: a caller that asks after another process's invalidation counts as one from before it."""
 
     def begin(self: Load[Any, Any], works: Any) -> None:
         for work in works:
-            work.began = self._fence.clock.now
+            work.began = self.loads.fence.clock.now
 
     patch.setattr(Load, "_begin", begin)
 
@@ -293,7 +296,7 @@ def who_is_denied_the_lease_loads_all_the_same(patch: pytest.MonkeyPatch) -> Non
     async def ask_for_leases(self: Load[Any, Any]) -> None:
         works = list(self.works)
         await before(self)
-        self.works = [work for work in works if self._loads.under_way.get(work.key) is work]
+        self.works = [work for work in works if self.loads.under_way.get(work.key) is work]
         for work in self.works:
             work.load = self
 
@@ -422,6 +425,65 @@ def closing_leaves_tasks_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tasks, "end", end)
 
 
+@mutant(Promise.OWN, "of_own_writes")
+def a_token_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    """E37: memory answers, although it lags."""
+    patch.setattr(AtLeast, "is_only_by", lambda *_: True)
+
+
+@mutant(Promise.OWN, "of_own_writes")
+def a_token_trusts_the_news(patch: pytest.MonkeyPatch) -> None:
+    """E37: memory answers where the store tells of changes, although news may be late or cut."""
+    take_own = Reads._take_own
+
+    def take(self: Reads[Any, Any], keys: Any, now: float, taken: Any, waiter: Any) -> Any:
+        if self._memory.notices is None:
+            return take_own(self, keys, now, taken, waiter)
+        return self._take_from_memory(keys, now, taken, waiter.max_age)
+
+    patch.setattr(Reads, "_take_own", take)
+
+
+@mutant(Promise.OWN, "of_own_writes")
+def a_token_takes_an_invalidated_copy(patch: pytest.MonkeyPatch) -> None:
+    """E37: while it is refreshed, or if loading fails."""
+    plan_read = engine_rules.plan_read
+
+    def plan(*args: Any, at_least: bool = False) -> Any:
+        del at_least
+        return plan_read(*args)
+
+    patch.setattr(engine_rules, "plan_read", plan)
+
+
+@mutant(Promise.OWN, "of_own_writes")
+def a_token_takes_the_value_of_a_load_that_ran_before(patch: pytest.MonkeyPatch) -> None:
+    """E37: the store did not confirm that value, so nobody said that it is too old."""
+    join = Work.join
+
+    def join_as_anybody(
+        self: Work[Any, Any], waiter: Any, asked_at: int, *, knows: bool = True
+    ) -> None:
+        at_least = waiter.at_least
+        waiter.at_least = None
+        join(self, waiter, asked_at, knows=knows)
+        waiter.at_least = at_least
+
+    patch.setattr(Work, "join", join_as_anybody)
+
+
+@mutant(Promise.OWN, "of_own_pages")
+def a_token_is_not_looked_at_by_pages(patch: pytest.MonkeyPatch) -> None:
+    """E37: a page in memory is served, although it may lag."""
+    patch.setattr(asgi, "token_in", lambda _: "")
+
+
+@mutant(Promise.OWN, "of_own_pages")
+def a_page_is_made_of_data_in_memory(patch: pytest.MonkeyPatch) -> None:
+    """E37: for another visitor, after the change; then it is stored."""
+    patch.setattr(render, "with_token", lambda fields, _: fields)
+
+
 @mutant(Promise.ALIVE, "over_a_network")
 def who_comes_late_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     def join(self: Work[Any, Any], waiter: Any, asked_at: int, *, knows: bool = True) -> None:
@@ -453,7 +515,9 @@ def an_interrupted_load_tells_nobody(patch: pytest.MonkeyPatch) -> None:
 @mutant(Promise.ALIVE, "on_a_file")
 def the_lease_of_the_dead_never_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(contract, "is_lease_over", lambda *_: False)
-    patch.setattr(engine_rules, "plan_wait", lambda record, *_: None if record.held_until else 0)
+    patch.setattr(
+        engine_rules, "plan_wait", lambda record, *_, **__: None if record.held_until else 0
+    )
 
 
 @mutant(Promise.ALIVE, "set_back")
@@ -466,4 +530,4 @@ def a_lease_is_believed_however_far_its_end_is(patch: pytest.MonkeyPatch) -> Non
 @mutant(Promise.WHOLE, "over_a_network")
 def a_read_fails_and_nobody_is_told(patch: pytest.MonkeyPatch) -> None:
     """Found by the simulator: whoever asked had given up when the store failed."""
-    patch.setattr(store_reads, "looked_at", lambda _: None)
+    patch.setattr(read, "looked_at", lambda _: None)

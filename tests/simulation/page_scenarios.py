@@ -2,12 +2,16 @@
 
 import asyncio
 from contextlib import suppress
+from typing import Any, NamedTuple
 
-from stillfresh.errors import NotOpen
+from stillfresh.errors import LoadFailed, NotOpen, StoreError
 from stillfresh.freshness import Verdict
-from stillfresh.pages import Page, PageCache, ServedPage
-from stillfresh.testing import Process, Version, World
+from stillfresh.http.own_writes import FIELD_NAME
+from stillfresh.integrations.own_writes import ReadYourWrites
+from stillfresh.pages import IsrMiddleware, Page, PageCache, ServedPage
+from stillfresh.testing import Process, Promise, Version, World
 from stillfresh.testing.simulator.ledger import Reading
+from tests.kit.asgi_client import ask, http_scope
 
 PATHS = ("/", "/blog", "/pricing")
 
@@ -94,3 +98,99 @@ def judge(process: Process, reading: Reading, served: ServedPage) -> None:
     number, load = map(int, served.body.split())
     failed = served.error is not None
     process.served(reading, Version(number, load), served.verdict, failed=failed)
+
+
+class SavedPage(NamedTuple):
+    """A page that a user has changed, for the same user's next visit."""
+
+    path: str
+    token: str
+    number: int
+    """Of the version that was saved."""
+
+
+async def of_own_pages(world: World) -> None:
+    """E37: users save in one process and visit another one. Its pages and its data lag behind."""
+    saved: list[SavedPage] = []
+
+    async def app(process: Process) -> None:
+        pages = PageCache(
+            process.store,
+            clock=process.clock,
+            dice=world.dice.random,
+            stale_for=60,
+            error_for=60,
+            wait=20,
+            lease_for=3,
+            render_timeout=20,
+            store_timeout=5,
+            memory_for=20,
+            grace=60,
+        )
+        site = IsrMiddleware(shop(process), pages, routes={"/*": "30s"})
+        process.at_close(site._close)  # as the end of the lifespan does it
+        async with asyncio.TaskGroup() as group:
+            group.create_task(save_pages(process, pages, site, saved))
+            for _ in range(2):
+                group.create_task(visit_own(process, site, saved))
+
+    world.launch(app, 3)
+
+
+def shop(process: Process) -> ReadYourWrites:
+    """A site of which each page shows the version of one value. A POST changes it."""
+    cache = process.cache()
+
+    @cache.batched("price", fresh_for=60, memory_for=20, lease_for=3, load_timeout=7)
+    async def price(ids: list[str]) -> dict[str, Version | Exception]:
+        return await process.load("price", ids)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        del receive
+        path = scope["path"]
+        status = 200
+        text = b""
+        try:
+            if scope["method"] == "POST":
+                process.world.change("price", path)
+                text = b"%d" % process.world.ledger.upstream["price", path]
+                await price.invalidate(path)
+            else:
+                answer = await price.get(path)
+                text = b"%d" % answer.value.number
+        except (LoadFailed, NotOpen, StoreError):
+            status = 503
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": text})
+
+    return ReadYourWrites(app, caches=[cache])
+
+
+async def save_pages(
+    process: Process, pages: PageCache, site: IsrMiddleware, saved: list[SavedPage]
+) -> None:
+    """Change pages. A change that is not in the store of pages yet has no token of theirs."""
+    world = process.world
+    for _ in world.steps(12):
+        await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
+        path = world.dice.choice(PATHS)
+        answer = await ask(site, http_scope(path, method="POST"))
+        token = answer.field(FIELD_NAME).decode()
+        if answer.status == 200 and pages.cache.maker in token:
+            saved.append(SavedPage(path, token, int(answer.body)))
+
+
+async def visit_own(process: Process, site: IsrMiddleware, saved: list[SavedPage]) -> None:
+    """Visit pages, sometimes one's own."""
+    world = process.world
+    for _ in world.steps(20):
+        await asyncio.sleep(world.dice.choice([0, 0, 0.05, 0.5, 3.0]))
+        await ask(site, http_scope(world.dice.choice(PATHS)))
+        if not saved:
+            continue
+        last = world.dice.choice(saved[-3:])
+        token = (FIELD_NAME, last.token.encode())
+        answer = await ask(site, http_scope(last.path, headers=[token]))
+        if answer.status == 200 and int(answer.body) < last.number:
+            shown = answer.body.decode()
+            world.broken(Promise.OWN, f"{last.path}: {shown} instead of {last.number}")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from stillfresh.engine import Changing, Stored
 from stillfresh.engine.put import Known, Puts
 from stillfresh.engine.update import Updates
 from stillfresh.errors import StoreError
@@ -133,10 +134,12 @@ def a_put_keeps_the_lease(patch: pytest.MonkeyPatch) -> None:
     def put(self: MemoryRows, key: Any, *args: Any) -> None:
         row = self.get(key)
         token = None if row is None else row.token
+        held_until = 0.0 if row is None else row.held_until
         before(self, key, *args)
         row = self.get(key)
         if row is not None and token is not None:
             row.token = token
+            row.held_until = held_until
             self.leased[key] = row
 
     patch.setattr(MemoryRows, "put", put)
@@ -263,3 +266,27 @@ def an_update_replaces_a_copy_that_it_has_not_seen(patch: pytest.MonkeyPatch) ->
     """E17: another change came between its read and its put."""
     before = Known.as_put
     patch.setattr(Known, "as_put", lambda self, *_: before(self))
+
+
+@put_mutant(Promise.WRITTEN, "of_write_throughs")
+def a_change_is_put_without_its_lease(patch: pytest.MonkeyPatch) -> None:
+    """E36: the value is stored although somebody else has written since."""
+
+    async def put(self: Changing[Any, Any], value: Any) -> Stored:
+        results = await self._core.puts.put({self._key: value})
+        return results[self._key]
+
+    patch.setattr(Changing, "put", put)
+
+
+@put_mutant(Promise.WRITTEN, "of_write_throughs")
+def the_lease_of_a_change_is_taken_after_the_write(patch: pytest.MonkeyPatch) -> None:
+    """E36: then it voids the lease of a later write."""
+    publish = Changing.put
+
+    async def put(self: Changing[Any, Any], value: Any) -> Stored:
+        runtime = await self._core.ready()
+        self._lease = await self._take_lease(runtime)
+        return await publish(self, value)
+
+    patch.setattr(Changing, "put", put)

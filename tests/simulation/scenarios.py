@@ -8,9 +8,11 @@ from tests.simulation.engine_scenarios import (
     cut_off,
     from_memory,
     inside_another,
+    of_own_writes,
     of_puts,
     of_updates,
     of_versioned_puts,
+    of_write_throughs,
     on_a_file,
     on_a_store_that_tells,
     on_late_requests,
@@ -21,7 +23,7 @@ from tests.simulation.engine_scenarios import (
     while_slots_move,
 )
 from tests.simulation.feed_scenarios import of_a_feed
-from tests.simulation.page_scenarios import of_pages
+from tests.simulation.page_scenarios import of_own_pages, of_pages
 from tests.simulation.put_scenarios import (
     of_adds,
     of_counters,
@@ -57,6 +59,8 @@ SCENARIOS: dict[str, Scenario] = {
         of_puts,
         of_updates,
         of_versioned_puts,
+        of_write_throughs,
+        of_own_writes,
         of_put_steps,
         of_late_puts,
         of_tagged_puts,
@@ -72,6 +76,7 @@ SCENARIOS: dict[str, Scenario] = {
         of_threads,
         closed_and_opened,
         of_pages,
+        of_own_pages,
         of_a_hub,
         of_a_watch,
         of_a_coordinator,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from stillfresh.engine import threads
 from stillfresh.sync import SyncResource
 from stillfresh.sync.loop_thread import LoopThread
 from stillfresh.testing import Process, Version, World
+from stillfresh.turns import SharedLoop
 from tests.simulation.engine_scenarios import HOUR, KEYS
 
 T = TypeVar("T")
@@ -126,7 +127,8 @@ class SimulatedLoopThread(LoopThread):
     """The virtual loop in its place."""
 
     def __init__(self, world: World) -> None:
-        self._loop, self._stop, self._calls = world.loop, asyncio.Event(), set()
+        self._loop = cast("SharedLoop", world.loop)
+        self._stop, self._calls = asyncio.Event(), set()
 
     def call(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         """As `SyncCache.run` does."""

@@ -5,7 +5,7 @@ import pytest
 from stillfresh.testing import Promise, SimulationFailed, simulate
 from tests.simulation.mutants import MUTANTS, Mutant
 
-SEEDS = 80
+SEEDS = 100
 SEEDS_OF_THE_FENCE = 20
 """One step of the engine's fence is left out: a scenario is made for it, and finds it sooner."""
 SLOW = {

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -256,6 +257,26 @@ class TestT1Processes:
 
         assert run(scenario, Plan(1, (), (Strike(5.0, Blow.KILL, 1, 1.0),))).broken is None
         assert ran == [(1, "begins"), (2, "begins"), (2, "ends"), (2, "cleans up")]
+
+    def test_nothing_of_a_run_stays_in_memory_although_killed_processes_close_no_cache(
+        self,
+    ) -> None:
+        """Thousands of seeds run in one program."""
+        worlds: list[weakref.ref[World]] = []
+
+        async def app(process: Process) -> None:
+            resource = prices(process, process.cache())
+            await resource.get("a")
+            await asyncio.sleep(10)
+
+        async def scenario(world: World) -> None:
+            worlds.append(weakref.ref(world))
+            world.launch(app, 1)
+
+        assert run(scenario, Plan(1, (), (Strike(5.0, Blow.KILL, 1, 1.0),))).broken is None
+        gc.collect()  # the caches
+        gc.collect()  # what their entries led to, past the collector
+        assert [world() for world in worlds] == [None]
 
     def test_a_paused_process_continues_later(self) -> None:
         """Its timers fire when it is let go, and what it had sent has happened meanwhile."""
