@@ -2,6 +2,7 @@
 share: started for the first who asks, ended with the worker."""
 
 import gc
+import logging
 import os
 import shutil
 import subprocess
@@ -62,6 +63,14 @@ def pytest_runtest_teardown(
         gc.collect()
         gc.freeze()
     return result
+
+
+@pytest.fixture(autouse=True)
+def _usual_log_level() -> None:
+    """A program of a guide may set levels, or a library that it uses. The next tests, which look
+    at what is logged, see what a program sees by default."""
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("stillfresh").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

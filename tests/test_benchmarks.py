@@ -240,7 +240,42 @@ class TestT8AsUsed:
             if re.search(r"\d (?:µs|ns)\b|requests/s\b", page.read_text())
         }
         # The rules state targets; tests/test_docs.py compares the README's with the written run.
-        assert stated == {"README.md", "benchmarks.md", "scale.md", "seeds.md"}
+        assert stated == {"README.md", "benchmarks.md", "comparison.md", "scale.md", "seeds.md"}
+
+
+SAID_APART = {
+    "heads of requests": ["different heads: rate", "identical heads: rate"],
+    "reads of Redis": [
+        "`await prices.get(key)` through Redis",
+        "`prices.get(key)` on Redis",
+    ],
+    "misses": ["one miss, `cached`", "`get_many` of 100 cold keys"],
+    "writes of Django": [
+        f"Django, `{step}`"
+        for step in ("get", "set", "incr", "touch", "add, new", "set and delete", "delete, missing")
+    ],
+    "modes of moka-py": ["`moka-py`, `cached`", "`moka-py`, `cached(wait_concurrent=True)`"],
+    "writers of SQLite": ["8 processes put into one file: rate, against diskcache"],
+    "live viewers": ["1,000 viewers of 200 ids", "if each watches 100 of 2,000 ids"],
+}
+"""What a reader might take for the same thing, and how the page calls each."""
+
+
+class TestT16HonestFigures:
+    @pytest.mark.parametrize("kind", SAID_APART)
+    def test_the_benchmarks_say_of_what_each_figure_is(self, kind: str) -> None:
+        """Where two figures might be taken for one, both are there, each by its name."""
+        measured = command.PAGE.read_text()
+        assert [what for what in SAID_APART[kind] if what not in measured] == []
+
+    def test_the_comparison_says_whether_a_redis_read_is_async_and_how_moka_waits(self) -> None:
+        """Its figures are of one of the two."""
+        comparison = (ROOT / "docs" / "comparison.md").read_text()
+        rows = [row for row in comparison.splitlines() if row.startswith("| ")]
+        of_redis = [row for row in rows if "a value from Redis" in row or "in Redis," in row]
+        assert of_redis
+        assert [row for row in of_redis if "async code" not in row and "sync code" not in row] == []
+        assert "`wait_concurrent=True`" in comparison
 
 
 class TestT6Compare:

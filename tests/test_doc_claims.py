@@ -48,14 +48,14 @@ async def test_the_docs_say_that_this_machine_needs_the_token_too(
 
 def test_pages_of_a_route_stay_a_week_as_the_readme_says() -> None:
     """The README says so."""
-    settings = PagesSettings("http://127.0.0.1:1")
+    settings = PagesSettings(("http://127.0.0.1:1",))
     assert (settings.stale_for, settings.error_for) == (WEEK, WEEK)
     assert "A page of a route stays stored for 7 more days" in README
 
 
 async def test_reads_continue_without_a_server_but_not_with_a_wrong_path() -> None:
-    """The README tells an outage from a mistake."""
-    assert "A SQLite file that cannot be opened" in README
+    """The guide tells an outage from a mistake."""
+    assert "A SQLite file that cannot be opened" in page("guides/when-things-fail.md")
     wrong = Cache("sqlite:////dev/null/x.db")
 
     @wrong.cached("price", fresh_for="1m")

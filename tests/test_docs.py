@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, is_typeddict
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -18,9 +19,12 @@ import stillfresh
 import stillfresh.demo
 import stillfresh.gateway
 import stillfresh.gateway.live
+import stillfresh.integrations.diskcache
 import stillfresh.integrations.fastapi
 import stillfresh.integrations.flask
+import stillfresh.integrations.httpx
 import stillfresh.integrations.postgres
+import stillfresh.integrations.requests
 import stillfresh.pages
 import stillfresh.stores.dynamodb
 import stillfresh.systems.coordinator
@@ -28,6 +32,7 @@ import stillfresh.systems.feed
 import stillfresh.systems.feed.http
 import stillfresh.testing
 from game_service import Games, Player
+from stillfresh.integrations.http_cache.responses import ResponseCache
 from stillfresh.systems.waiting import WaitingCache
 from stillfresh.systems.waiting.client import WaitingClient
 from stillfresh.testing import ManualClock
@@ -35,9 +40,12 @@ from stillfresh.testing import ManualClock
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
     stillfresh,
+    stillfresh.integrations.diskcache,
     stillfresh.integrations.fastapi,
     stillfresh.integrations.flask,
+    stillfresh.integrations.httpx,
     stillfresh.integrations.postgres,
+    stillfresh.integrations.requests,
     stillfresh.systems.coordinator,
     stillfresh.demo,
     stillfresh.systems.feed,
@@ -169,14 +177,14 @@ def public_callables() -> Iterator[tuple[str, Any]]:
     for package in PACKAGES:
         for name in package.__all__:
             yield from callables_of(name, getattr(package, name))
-    for value in (WaitingCache, WaitingClient, Games, Player):
+    for value in (WaitingCache, WaitingClient, Games, Player, ResponseCache):
         yield from callables_of(value.__name__, value)
 
 
 def callables_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if inspect.isfunction(value):
         yield name, value
-    if not inspect.isclass(value) or value.__init__ is object.__init__:
+    if not inspect.isclass(value) or is_typeddict(value) or value.__init__ is object.__init__:
         return
     if issubclass(value, Exception | str):
         return
@@ -343,12 +351,32 @@ def test_diagrams_are_drawn_from_the_code() -> None:
     assert [it in page for it, page in zip(expected, pages, strict=True)] == [True, True, True]
 
 
-def test_the_figures_of_the_readme_were_measured() -> None:
-    """T8: what `make diagrams` would write is what the README shows."""
-    readme, measured = (ROOT / "README.md").read_text(), ROOT / "docs" / "benchmarks.md"
+def test_the_figures_of_readme_and_comparison_were_measured() -> None:
+    """T8: what `make diagrams` would write is what the pages show."""
     figures = loaded(ROOT / "scripts" / "figures.py")
-    assert figures.drawn(readme, measured.read_text()) == readme
-    assert "time of a hit" in readme
+    pages = figures.README.read_text(), figures.COMPARISON.read_text()
+    measured = figures.MEASURED.read_text()
+    rules = figures.RULES.read_text()
+    assert figures.drawn(*pages, measured, rules) == pages
+    for pattern in figures.sentences(measured, rules):
+        assert len(re.findall(pattern, pages[0])) == 1, pattern
+    assert "time of a hit" in pages[1]
+    assert "where others are faster" in pages[1]
+
+
+def test_the_pictures_of_the_comparison_show_the_measured_figures() -> None:
+    """T8: what `make diagrams` would draw is what the page shows; each bar has its figure."""
+    figures = loaded(ROOT / "scripts" / "figures.py")
+    pictures = figures.pictures(figures.MEASURED.read_text())
+    assert {path.name: path.read_text() for path in figures.PICTURES.iterdir()} == pictures
+    page = figures.COMPARISON.read_text()
+    for name, picture in pictures.items():
+        assert f"](images/benchmarks/{name})" in page
+        bars = figures.DRAWN[name.removesuffix(".svg")]
+        drawn = ET.fromstring(picture)  # noqa: S314 (our own text)
+        lengths = [float(it.attrib["width"]) for it in drawn.iter() if it.tag.endswith("rect")]
+        assert len(lengths) == len(bars.ours | bars.theirs)
+        assert lengths == sorted(lengths)
 
 
 def loaded(path: Path) -> Any:

@@ -15,8 +15,14 @@ LIBRARIES = {
     "fastapi": ["fastapi", "pydantic"],
     "django": ["django"],
     "flask": ["flask"],
+    "httpx": ["httpx", "httpx2"],
+    "requests": ["requests"],
+    "mcp": ["mcp", "mcp_types"],
     "opentelemetry": ["opentelemetry"],
     "prometheus": ["prometheus_client"],
+    "zstd": ["backports", "compression"],
+    "encryption": ["cryptography"],
+    "pandas": ["pyarrow"],
 }
 CLI = "import sys; sys.argv = ['stillfresh', *{!r}]; from stillfresh.cli import main; main()"
 STORE = "from stillfresh import Cache; Cache({!r})"
@@ -25,6 +31,7 @@ FLASK = (
     "from stillfresh.integrations.flask import Fresh; app = Flask('a'); "
     "Fresh(app, cache=SyncCache('memory://')).dashboard(app)"
 )
+FRAME = "import stillfresh; DataFrame = type('DataFrame', (), {'__module__': 'pandas.core'})"
 CASES = [
     ("redis", "import stillfresh.stores.redis"),
     ("redis", STORE.format("redis://x")),
@@ -51,8 +58,14 @@ CASES = [
     ("fastapi", "import stillfresh.integrations.fastapi"),
     ("django", "import stillfresh.integrations.django"),
     ("flask", "import stillfresh.integrations.flask"),
+    ("httpx", "import stillfresh.integrations.httpx"),
+    ("mcp", "import stillfresh.integrations.mcp"),
+    ("requests", "import stillfresh.integrations.requests"),
     ("opentelemetry", "import stillfresh.integrations.opentelemetry"),
     ("prometheus", "import stillfresh.integrations.prometheus"),
+    ("zstd", "import stillfresh; stillfresh.zstd()"),
+    ("encryption", "import stillfresh; stillfresh.encrypted(stillfresh.new_key())"),
+    ("pandas", f"{FRAME}; stillfresh.arrow(DataFrame)"),
 ]
 
 

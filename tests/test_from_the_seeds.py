@@ -154,7 +154,7 @@ def is_ours(span: str) -> bool:
         given = re.findall(r"(\w+)=", call[2]) if call else []
         return not given or set(given) <= set(inspect.signature(value).parameters)
     if span.startswith("stillfresh "):
-        return span.split()[1] in main.commands
+        return span.split()[1] in main.listed
     return span in KNOWN | PYTHON or re.search(rf"\b{re.escape(span)}\b", SCRIPT) is not None
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_every_block_of_a_guide_runs_and_prints_what_it_shows(page: Path, projec
     names: dict[str, Any] = {"__name__": "guide"}
     text = page.read_text()
     found = list(BLOCK.finditer(text))
-    for block, after in zip(found, [*found[1:], None], strict=True):
+    for block, after in zip_longest(found, found[1:]):
         language, source = block[1], block[2].replace("sleep(1)", "sleep(0)")
         said = after[2] if after is not None and _follows(text, block, after) else None
         where = f"{page.name}:{text[: block.start()].count(chr(10)) + 2}"

@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import stillfresh
 
 ROOT = Path(__file__).parent.parent
 CORE = ("apsw", "msgspec")
@@ -39,6 +40,16 @@ def run(*command: str, **options: Any) -> str:
     return done.stdout
 
 
+def script(name: str) -> Any:
+    """A script, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 class TestPublishing:
     def test_the_wheel_has_everything_that_runs_and_nothing_else(self, built: Path) -> None:
         """Types, SQL and static files, and the licence; no tests, no benchmarks."""
@@ -57,7 +68,13 @@ class TestPublishing:
         assert {
             "stillfresh/gateway/static/dashboard.html",
             "stillfresh/gateway/static/stillfresh.js",
+            "stillfresh/gateway/static/stillfresh.d.ts",
+            "stillfresh/gateway/static/stillfresh-waiting.js",
         } <= own
+        metadata = zipfile.ZipFile(wheel).read(
+            f"{wheel.name.partition('-py3')[0]}.dist-info/METADATA"
+        )
+        assert metadata.decode().endswith((ROOT / "README.md").read_text())
         assert any(it.endswith("licenses/LICENSE") for it in names)
 
     def test_the_source_distribution_has_what_its_tests_need(self, built: Path) -> None:
@@ -67,6 +84,8 @@ class TestPublishing:
             names = {it.partition("/")[2] for it in opened.getnames()}
         assert {"LICENSE", "CHANGELOG.md", "SECURITY.md", "pyproject.toml"} <= names
         assert {"tests/test_package.py", "src/stillfresh/py.typed", "docs/versions.md"} <= names
+        assert {"CITATION.cff", ".ci/publish", "deploy/Dockerfile"} <= names
+        assert {"scripts/release_metadata.py", "examples/programs/script.py"} <= names
         assert not {it for it in names if it.endswith((".pyc", ".so"))}
 
     def test_the_wheel_works_in_a_fresh_environment_without_extras(
@@ -90,35 +109,105 @@ class TestPublishing:
         )
         assert run(str(python), "-W", "error", "-c", code, env=clean).startswith(str(site))
         command = str(tmp_path / "env" / "bin" / "stillfresh")
-        version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"]
-        assert version == ["version"]
         said = run(command, "--version", env=clean)
-        assert said.strip() == f"stillfresh, version {importlib.metadata.version('stillfresh')}"
+        assert said.strip() == f"stillfresh, version {stillfresh.__version__}"
         done = subprocess.run([command, "demo"], capture_output=True, check=False, env=clean)
         assert (done.returncode, b"install stillfresh[cli]" in done.stderr) == (2, True)
+
+
+class TestReleases:
+    def test_one_variable_gives_the_package_its_links(self) -> None:
+        """The links of the project, and those of the README, which lead to files of a version."""
+        metadata = script("release_metadata")
+        repository = "https://git.example.org/ann/stillfresh"
+        links = metadata.urls(repository, "0.2.0")
+        assert links["Changelog"] == f"{repository}/blob/v0.2.0/CHANGELOG.md"
+        readme = "[a](docs/a.md#b) ![c](docs/c.png) [d](#e) [f](https://example.org)"
+        assert metadata.with_whole_links(readme, repository, "0.2.0") == (
+            f"[a]({repository}/blob/v0.2.0/docs/a.md#b) ![c]({repository}/raw/v0.2.0/docs/c.png) "
+            "[d](#e) [f](https://example.org)"
+        )
+
+    def test_a_tree_that_is_no_release_is_refused_with_each_reason(self, tmp_path: Path) -> None:
+        """Tag, changelog, citation, README and addresses are looked at before anything is built."""
+        release = script("release")
+        (tmp_path / "src" / "stillfresh").mkdir(parents=True)
+        (tmp_path / "src" / "stillfresh" / "__init__.py").write_text('__version__ = "0.3.0"\n')
+        (tmp_path / "CHANGELOG.md").write_text("## Unreleased\n\n- a\n\n## 0.2.0\n")
+        (tmp_path / "CITATION.cff").write_text("\nversion: 0.2.0\n")
+        (tmp_path / "README.md").write_text("It is not on PyPI yet.")
+        reasons = release.mistakes(tmp_path, ["v0.2.0"], {})
+        assert reasons == [
+            "the commit has no tag v0.3.0",
+            "CHANGELOG.md has no heading '## 0.3.0'",
+            "CHANGELOG.md has lines below Unreleased: move them to the release",
+            "CITATION.cff is not of version 0.3.0",
+            "README.md says that it is not published",
+            "STILLFRESH_REPOSITORY is not set",
+            "UV_PUBLISH_URL is not set",
+        ]
+        (tmp_path / "CHANGELOG.md").write_text("## Unreleased\n\n## 0.3.0\n")
+        (tmp_path / "CITATION.cff").write_text("\nversion: 0.3.0\n")
+        (tmp_path / "README.md").write_text("pip install stillfresh")
+        assert release.mistakes(tmp_path, ["v0.3.0"], dict.fromkeys(release.NEEDED, "x")) == []
+
+    def test_what_publishes_names_no_host(self) -> None:
+        """Addresses come from variables: the files would be the same anywhere."""
+        files = [
+            ".ci/publish",
+            "scripts/release.py",
+            "scripts/release_metadata.py",
+            "pyproject.toml",
+        ]
+        for name in files:
+            assert "://" not in (ROOT / name).read_text(), name
 
 
 class TestPromises:
     def test_no_promised_public_name_has_vanished(self) -> None:
         """Names, settings, options and messages of docs/promised.txt; see docs/versions.md."""
-        path = ROOT / "scripts" / "promised.py"
-        spec = importlib.util.spec_from_file_location("promised", path)
-        assert spec is not None
-        assert spec.loader is not None
-        script = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(script)
-        kept = (ROOT / "docs" / "promised.txt").read_text().splitlines()
-        assert len(kept) > 300
-        assert set(kept) - set(script.promised()) == set()
+        promised = (ROOT / "docs" / "promised.txt").read_text().splitlines()
+        assert len(promised) > 300
+        assert set(promised) - set(script("promised").promised()) == set()
 
     def test_the_changelog_has_the_version(self) -> None:
-        """Every version is a heading with the same groups, the newest first."""
+        """Unreleased first, with the sections of scripts/changes.py; then versions."""
         text = (ROOT / "CHANGELOG.md").read_text()
         versions = re.findall(r"^## (.*)$", text, re.MULTILINE)
-        assert versions[0] == "Unreleased"
-        assert importlib.metadata.version("stillfresh") in {it.partition(" ")[0] for it in versions}
-        groups = set(re.findall(r"^### (.*)$", text, re.MULTILINE))
-        assert groups <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+        assert versions == ["Unreleased", stillfresh.__version__, "0.1.0"]
+        assert re.findall(r"^### (.*)$", text, re.MULTILINE) == list(script("changes").SECTIONS)
+        assert f"\nversion: {stillfresh.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+    def test_a_release_of_the_changelog_fits_on_a_screen(self) -> None:
+        """A summary of at most 45 lines; every line of a version is on a page of its own."""
+        text = (ROOT / "CHANGELOG.md").read_text()
+        for release in re.split(r"^## ", text, flags=re.MULTILINE)[2:]:
+            version = release.partition("\n")[0]
+            advice = "run `git checkout main -- CHANGELOG.md`, and add your lines below Unreleased"
+            assert len(release.splitlines()) <= 45, advice
+            assert f"](docs/changes/{version}.md)" in release
+            assert (ROOT / "docs" / "changes" / f"{version}.md").exists()
+
+    def test_no_line_below_unreleased_is_on_the_page_of_a_version_already(self) -> None:
+        """Moved lines come back when a conflict in CHANGELOG.md is resolved with the older text."""
+        unreleased = (ROOT / "CHANGELOG.md").read_text().partition("\n## 0.")[0]
+        lines = set(re.findall(r"^- .+$", script("changes").with_links(unreleased), re.MULTILINE))
+        for page in (ROOT / "docs" / "changes").glob("*.md"):
+            assert lines & set(page.read_text().splitlines()) == set(), f"delete what {page} has"
+
+    def test_lines_below_unreleased_move_to_the_page_of_a_version(self) -> None:
+        """Each into its section, behind what is there; links begin where the page is."""
+        changelog = (
+            "# Changelog\n\n## Unreleased\n\nAdd a line.\n\n### Changed\n\n- b\n\n### Removed\n\n"
+            "### Security\n\n### Added\n\n- [d](docs/d.md)\n\n### Fixed\n\n## 0.2.0\n\nSummary.\n"
+        )
+        page = "# Changes\n\n### Changed\n\n- a\n\n### Fixed\n\n- c\n"
+        left, moved = script("changes").moved(changelog, page)
+        assert "Add a line.\n\n### Changed\n\n### Removed\n" in left
+        assert left.endswith("### Fixed\n\n## 0.2.0\n\nSummary.\n")
+        assert "### Changed\n\n- a\n- b\n\n" in moved
+        assert "### Added\n\n- [d](../d.md)\n\n" in moved
+        assert moved.endswith("### Fixed\n\n- c\n")
 
     def test_every_test_file_that_the_threat_model_names_exists(self) -> None:
         """docs/security.md says which tests prove what it says."""

@@ -134,9 +134,22 @@ class TestG18Warm:
         }
         found = json.loads(said("inspect", store, "--kind", "page", "--json"))
         assert [it["id"] for it in found["entries"] if not it["absent"]] == [
-            f"{url}/a",
-            f"{url}/b?c=d",
+            "http://elsewhere.example/b?c=d",
+            "http://localhost/a",
         ]
+
+    def test_warm_stores_paths_for_the_first_host_of_the_site(
+        self, site: tuple[Site, str], tmp_path: Path
+    ) -> None:
+        """I35: visitors name that host, and find the pages."""
+        file = tmp_path / "stillfresh.toml"
+        file.write_text(
+            f'[store]\nurl = "{tmp_path}/x.db"\n[pages]\nupstream = "{site[1]}"\n'
+            'site_hosts = ["*.shop.example", "shop.example"]\n'
+        )
+        said("warm", str(file), "--from", listed(tmp_path, "/a"), *FAST)
+        found = json.loads(said("inspect", f"{tmp_path}/x.db", "--kind", "page", "--json"))
+        assert [it["id"] for it in found["entries"]] == ["http://shop.example/a"]
 
     def test_warm_takes_a_file_of_settings(self, site: tuple[Site, str], tmp_path: Path) -> None:
         """Its store is filled as `serve` would, with its routes."""

@@ -33,7 +33,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def commands(group: click.Group = main, *path: str) -> Iterator[tuple[tuple[str, ...], Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         assert isinstance(command, Command)
         yield (*path, name), command
         if isinstance(command, click.Group):
@@ -58,9 +60,12 @@ class TestG10Help:
             "evict",
             "plan",
             "prove",
+            "replay",
             "bench",
             "table",
             "outbox",
+            "browser",
+            "diskcache",
         ]
         text = said("--help")
         for path, command in ALL.items():
@@ -607,3 +612,28 @@ class TestG10Words:
             assert found.exit_code == 2
             assert "sekret" not in found.output
             assert found.output.count("\n") == 1
+
+
+class TestE39Help:
+    @pytest.mark.parametrize("name", main.listed)
+    def test_the_list_of_commands_has_the_first_line_of_each_ones_help(self, name: str) -> None:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        assert command.name == name
+        assert main.listed[name][1] == command.get_short_help_str(200)
+
+    @pytest.mark.parametrize("option", ["--help", "--version"])
+    def test_help_imports_neither_the_engine_nor_a_command(self, option: str) -> None:
+        """It is printed at once: nothing large is imported."""
+        program = (
+            f"import sys; sys.argv = ['stillfresh', '{option}']\n"
+            "from stillfresh.cli import main\n"
+            "try:\n    main()\n"
+            "finally:\n    print(*sys.modules, sep='\\n', file=sys.stderr)\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+        modules = set(ended.stderr.splitlines())
+        assert "stillfresh.cli.program" in modules
+        assert not modules & {"asyncio", "rich", "stillfresh.engine", "stillfresh.cli.serving"}

@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
+import stillfresh.demo
 from stillfresh.demo.guard import HEADER, Guard
 from stillfresh.demo.rules import Pace
 from stillfresh.demo.running import demo
@@ -247,6 +250,67 @@ class TestG19Words:
         assert 'aria-label="What to try">' in (await client.get("/")).text
         client.cookies.set("stillfresh_demo_tried", "1")
         assert 'aria-label="What to try" hidden>' in (await client.get("/")).text
+
+
+class TestG22Function:
+    async def test_a_call_of_the_cached_function_says_its_value_age_and_time(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """The first call loads; the next one returns the copy without a request."""
+        first = (await client.get("/demo/rate")).json()
+        assert first["value"] == made.world.rates["USD"]
+        second = (await client.get("/demo/rate")).json()
+        assert (second["value"], second["verdict"]) == (first["value"], "fresh")
+        assert made.upstream.requests["rates"] == 1
+
+    async def test_an_invalidated_function_is_called_again(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """And while the upstream is down, the old value is returned as expired."""
+        old = (await client.get("/demo/rate")).json()["value"]
+        made.world.rates["USD"] = 2.0
+        await client.post("/demo/rate/invalidate", headers=OURS)
+        assert (await client.get("/demo/rate")).json()["value"] == 2.0
+        await made.upstream.turn("down")
+        await client.post("/demo/rate/invalidate", headers=OURS)
+        answer = (await client.get("/demo/rate")).json()
+        assert (answer["value"], answer["verdict"]) == (2.0, "expired")
+        assert answer["error"]
+        assert old != 2.0
+
+    async def test_without_a_copy_the_function_says_why(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        await made.upstream.turn("down")
+        answer = (await client.get("/demo/rate")).json()
+        assert answer == {"refused": "There is no copy yet, and the upstream does not answer."}
+
+
+class TestG22Code:
+    async def test_each_card_shows_the_lines_that_run_behind_it(
+        self, made: Demo, client: httpx.AsyncClient
+    ) -> None:
+        """Cut out of the package: about ten lines, without docstrings."""
+        package = Path(stillfresh.demo.__file__).parent
+        files = [*package.glob("*.py"), *package.glob("static/*.js")]
+        sources = {line.strip() for file in files for line in file.read_text().splitlines()}
+        page = (await client.get("/")).text
+        for card, (title, code) in made.codes.items():
+            assert set(map(str.strip, code.splitlines())) <= sources
+            assert 7 <= len(code.splitlines()) <= 20, title
+            assert '"""' not in code
+            assert f'popovertarget="code-{card}"' in page
+            assert f'id="code-{card}"' in page
+            assert escape(code) in page
+        cards = re.findall(r'<section class="card panel".*?</section>', page, re.DOTALL)
+        assert len(cards) == 6
+        assert all("code-button" in card for card in cards)
+
+    async def test_one_card_is_a_plain_cached_function(self, made: Demo) -> None:
+        _, code = made.codes["rate"]
+        assert '@cache.cached("rate", fresh_for="10s", stale_for="1h", error_for="1d")' in code
+        script = Path(stillfresh.demo.__file__).parent / "static" / "rate.js"
+        assert "const FRESH_FOR = 10;" in script.read_text()
 
 
 class TestG8Guard:

@@ -56,8 +56,11 @@ class Sleeper:
 
     @property
     def sleeping(self) -> int:
-        """How many sleeps have begun since the last `wake`, and those that it left."""
-        return len(self._sleeping)
+        """How many sleeps have begun since the last `wake`, and those that it left.
+
+        A sleep whose task was cancelled is over: waking it would wake nobody.
+        """
+        return sum(not future.done() for _, future in self._sleeping)
 
     def wake(self, passed: float = float("inf")) -> None:
         """So much time has passed: sleeps that are over end, the others go on."""

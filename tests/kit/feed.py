@@ -252,7 +252,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def is_loading(engine: FeedEngine) -> bool:
     """True while the engine loads a key."""
-    stats = await engine._engine.stats()
+    stats = await engine._loads.stats()
     return any(resource.loading for resource in stats.resources.values())
 
 

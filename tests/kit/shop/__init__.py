@@ -15,6 +15,8 @@ from django.conf import settings
 from django.core.cache import caches
 from django.test import override_settings
 
+from stillfresh.integrations.tagged_values import BlockingCache
+
 BACKEND = "stillfresh.integrations.django.StillfreshCache"
 FOLDER = tempfile.TemporaryDirectory(prefix="stillfresh-shop-")
 
@@ -54,7 +56,7 @@ def cache_on(url: str, clock: Callable[[], float], patch: Any, **options: Any) -
     from stillfresh.integrations.django import shared  # noqa: PLC0415
 
     patch.setattr(shared, "_caches", {})
-    patch.setattr(shared, "BlockingCache", partial(shared.BlockingCache, clock=clock))
+    patch.setattr(shared, "BlockingCache", partial(BlockingCache, clock=clock))
     given = {"BACKEND": BACKEND, "LOCATION": url, "OPTIONS": options}
     with override_settings(CACHES={"default": given}):
         yield caches["default"]

@@ -20,6 +20,7 @@ import django
 from django.conf import settings
 
 from stillfresh.integrations.django import cache_page, shared
+from stillfresh.integrations.tagged_values import BlockingCache
 
 BACKEND = "stillfresh.integrations.django.StillfreshCache"
 OTHERS = (
@@ -123,7 +124,8 @@ def put_forward() -> None:
         nonlocal slept
         slept += seconds
 
-    shared.BlockingCache = partial(shared.BlockingCache, clock=lambda: time.time() + slept)  # type: ignore[assignment,misc]
+    cache = partial(BlockingCache, clock=lambda: time.time() + slept)
+    shared.BlockingCache = cache  # type: ignore[attr-defined,assignment]
     time.sleep = sleep  # type: ignore[assignment]
 
 

@@ -40,7 +40,7 @@ FRESH_FOR = 300
 
 def no_dice(engine: FeedEngine) -> None:
     """Cooldowns to the second."""
-    life = engine._engine
+    life = engine._loads
     life._new_runtime = partial(life._new_runtime, dice=lambda: 0.0)
 
 
