@@ -8,6 +8,7 @@ import asyncio
 import base64
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -27,6 +28,9 @@ VIEWERS = 1_000
 READERS = 20
 """Of them, those whose messages are read and timed."""
 IDS = [f"p{number}" for number in range(200)]
+MANY_IDS = [f"p{number}" for number in range(2_000)]
+WATCHED = 100
+"""Of these, each viewer watches so many, others than the viewers beside it (G24)."""
 FRESH_FOR = 2.0
 SECONDS = 8.0
 UPDATE = b'"type":"update"'
@@ -86,8 +90,9 @@ class Load:
 class Viewer(asyncio.Protocol):
     """As little of a WebSocket client as can be: a load must cost less than what it measures."""
 
-    def __init__(self, load: Load, *, reads: bool) -> None:
+    def __init__(self, load: Load, ids: list[str], *, reads: bool) -> None:
         self._load = load
+        self._ids = ids
         self._reads = reads
         self._buffer = bytearray()
         self._is_open = False
@@ -106,7 +111,7 @@ class Viewer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._is_open:
             self._is_open = True
-            self._say({"type": "subscribe", "items": [["post", id_] for id_ in IDS]})
+            self._say({"type": "subscribe", "items": [["post", id_] for id_ in self._ids]})
             data = data.partition(b"\r\n\r\n")[2]
             self.ready.set_result(None)
         self._load.updates += data.count(UPDATE)
@@ -158,19 +163,27 @@ class Held:
     load: Load
 
 
-async def held(server: Server, viewers: int) -> Held:
-    """Connected, settled, then watched for a while."""
+def own_ids(number: int) -> list[str]:
+    """What this viewer watches, if viewers watch different ids; the same in each run."""
+    return random.Random(number).sample(MANY_IDS, WATCHED)
+
+
+async def held(server: Server, viewers: int, *, is_different: bool = False) -> Held:
+    """Connected, settled, then watched for a while. `is_different`: viewers have their own ids."""
     loop, load = asyncio.get_running_loop(), Load()
     connected = []
+    expected = 0
     for number in range(viewers):
+        ids = own_ids(number) if is_different else IDS
+        expected += len(ids)
         made = await loop.create_connection(
-            partial(Viewer, load, reads=number % (viewers // READERS or 1) == 0),
+            partial(Viewer, load, ids, reads=number % (viewers // READERS or 1) == 0),
             "127.0.0.1",
             server.port,
         )
         connected.append(made[1])
         await made[1].ready
-    await load.all_came(viewers * len(IDS))
+    await load.all_came(expected)
     await asyncio.sleep(FRESH_FOR)
     before, began, seen = server.figures(), time.monotonic(), load.updates
     load.is_timed = True
@@ -203,6 +216,9 @@ def section(progress: Progress) -> Section:
     with serving() as server:
         idle = server.figures()["resident"]
         many = asyncio.run(held(server, VIEWERS))
+    progress(f"live: {VIEWERS:,} viewers of different ids")
+    with serving() as server:
+        different = asyncio.run(held(server, VIEWERS, is_different=True))
     per_connection = (many.resident - idle) / VIEWERS / 1024
     answer = many.load.from_answer
     change = many.load.from_change
@@ -227,6 +243,14 @@ def section(progress: Progress) -> Section:
                 tried=tried.LIVE_P99,
             ),
             Row(
+                "G24",
+                f"the same p99 if each watches {WATCHED} of {len(MANY_IDS):,} ids, against that",
+                percentile(different.load.from_answer, 0.99) / percentile(answer, 0.99),
+                1.5,
+                tried=tried.LIVE_DIFFERENT,
+            ),
+            Row("G24", "longest turn of the loop then", different.hold, 20, unit="ms"),
+            Row(
                 "G4",
                 f"p99 from a change upstream to the viewer ({FRESH_FOR:g} s of freshness)",
                 1000 * percentile(change, 0.99),
@@ -239,6 +263,12 @@ def section(progress: Progress) -> Section:
                 "upstream requests a second": many.requests,
                 "CPU of the server, % of a core": many.cpu,
                 "median from the upstream's answer, ms": 1000 * median(answer),
+            },
+            f"{VIEWERS:,} viewers of different ids": {
+                "updates a second": different.updates,
+                "upstream requests a second": different.requests,
+                "CPU of the server, % of a core": different.cpu,
+                "median from the upstream's answer, ms": 1000 * median(different.load.from_answer),
             },
             "one viewer": {
                 "updates a second": one.updates,

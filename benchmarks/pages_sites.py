@@ -63,10 +63,14 @@ def cached(store: str, *more: tuple[bytes, bytes]) -> Callable[[], Any]:
 
 
 def expiring() -> Any:
-    """An upstream for nginx: what may be kept for an hour."""
+    """An upstream for nginx: pages that may be kept for an hour, and one that may not."""
+
+    private = [field for field in HEADERS if field[0] != b"cache-control"]
+    private.append((b"cache-control", b"private, no-store"))
 
     async def site(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        headers = private if scope["path"] == "/private" else HEADERS
+        await send({"type": "http.response.start", "status": 200, "headers": list(headers)})
         await send({"type": "http.response.body", "body": BODY})
 
     return site

@@ -15,6 +15,7 @@ from typing import IO, cast
 
 from psycopg import AsyncConnection
 
+from benchmarks import tried
 from benchmarks.harness import Contender, Figures, Progress, Row, Section, race_on_loop
 from benchmarks.redis_store import MEMORY, pushed
 from benchmarks.redis_store import server as valkey
@@ -41,11 +42,15 @@ LEASE, BARE_LEASE = "`acquire` and `release`", "a bare `INSERT` and `DELETE`"
 WITHIN = "`await prices.get(key)` within `memory_for`"
 PLAIN, MAPPED = "UPDATE of one row", "UPDATE of one row of a mapped table"
 DELIVERED = "the same, until its tag is invalidated"
+PUT, BARE_PUT = "`await prices.put(key, value)` through PostgreSQL", "a bare upsert of one row"
+GONE, BARE_GONE = "`await prices.delete(key)` of a missing key", "a bare `DELETE` of a missing row"
 REDIS = "the same on our Redis store"
 TABLE = "CREATE TABLE bare (id text PRIMARY KEY, token text, value bytea)"
 ONE = "SELECT value FROM bare WHERE id = %s"
 SOME = "SELECT id, value FROM bare WHERE id = ANY (%s)"
 UPSERT = """INSERT INTO bare SELECT id, %s, %s FROM unnest(%s::text[]) id
+    ON CONFLICT (id) DO UPDATE SET token = excluded.token, value = excluded.value"""
+UPSERT_ONE = """INSERT INTO bare VALUES (%s, 'token', %s)
     ON CONFLICT (id) DO UPDATE SET token = excluded.token, value = excluded.value"""
 INSERT = "INSERT INTO bare VALUES (%s, 'token') ON CONFLICT DO NOTHING"
 
@@ -86,9 +91,18 @@ async def measured(address: str, url: str, redis: str, rounds: int) -> Figures:
         await bare.execute(INSERT, (id_,))
         await bare.execute("DELETE FROM bare WHERE id = %s", (id_,))
 
+    async def upserted(id_: str) -> None:
+        await bare.execute(UPSERT_ONE, (id_, VALUE.encode()))
+
+    async def deleted(id_: str) -> None:
+        await bare.execute("DELETE FROM bare WHERE id = %s", (id_,))
+
     steps = {"fetched": fetched, "upserts": upserts, "locked": locked, "ONE": ONE, "SOME": SOME}
+    steps |= {"upserted": upserted, "deleted": deleted}
     contenders = [
         Contender(BARE_HIT, "await fetched(ONE, key)", steps, [KEY] * 50),
+        Contender(BARE_PUT, "await upserted(key)", steps, [KEY] * 30),
+        Contender(BARE_GONE, "await deleted(key)", steps, ["none"] * 30),
         Contender(BARE_BATCH, "await fetched(SOME, key)", steps, [MANY] * 5),
         Contender(BARE_PUBLISH, "await upserts(key)", steps, [MANY] * 3),
         Contender(BARE_LEASE, "await locked(key)", steps, ["lock"] * 20),
@@ -102,10 +116,19 @@ async def measured(address: str, url: str, redis: str, rounds: int) -> Figures:
 
         await prices.get_many(MANY)
         await store.open()
-        names = {"prices": prices, "store": store, "seen": {}, "loaded": loaded, "leased": leased}
+        names: dict[str, object] = {
+            "prices": prices,
+            "store": store,
+            "seen": {},
+            "loaded": loaded,
+            "leased": leased,
+        }
+        names["value"] = VALUE
         fresh = [f"load-{number}" for number in range(100)]
         contenders += [
             Contender(HIT + mark, "await prices.get(key)", names, [KEY] * 50),
+            Contender(PUT + mark, "await prices.put(key, value)", names, [KEY] * 30),
+            Contender(GONE + mark, "await prices.delete(key)", names, ["none"] * 30),
             Contender(BATCH + mark, "await prices.get_many(key)", names, [MANY] * 5),
             Contender(PUBLISH + mark, "await loaded(store, key, seen)", names, [fresh] * 3),
             Contender(LEASE + mark, "await leased(store)", names, ["lock"] * 20),
@@ -191,7 +214,7 @@ def crowds(server: PostgresServer, redis: str) -> Figures:
 
 
 def section(progress: Progress) -> Section:
-    """Rows without a target: a round trip is what a round trip costs."""
+    """Rows of batches and leases have no target: a round trip is what a round trip costs."""
     with postgres_serving(*SAFE) as server, valkey() as port:
         redis = f"redis://127.0.0.1:{port}/0"
         progress("reading, publishing and leasing through PostgreSQL")
@@ -200,8 +223,26 @@ def section(progress: Progress) -> Section:
         changes = asyncio.run(changed(server.new_database()))
         progress("1 to 16 processes that load through PostgreSQL")
         rates = crowds(server, redis)
-    pairs = [(HIT, BARE_HIT), (BATCH, BARE_BATCH), (PUBLISH, BARE_PUBLISH), (LEASE, BARE_LEASE)]
+    pairs = [
+        (HIT, BARE_HIT),
+        (PUT, BARE_PUT),
+        (GONE, BARE_GONE),
+        (BATCH, BARE_BATCH),
+        (PUBLISH, BARE_PUBLISH),
+        (LEASE, BARE_LEASE),
+    ]
+    targets = [(HIT, BARE_HIT, 1.6), (PUT, BARE_PUT, 2.0), (GONE, BARE_GONE, 1.5)]
     rows = [
+        Row(
+            "S14",
+            f"{ours}, against {bare}",
+            figures[ours] / figures[bare],
+            target,
+            tried=tried.POSTGRES_PUT,
+        )
+        for ours, bare, target in targets
+    ]
+    rows += [
         Row("S11", f"{ours}, against {other}", figures[ours] / figures[other])
         for ours, bare in pairs
         for other in (bare, f"{ours}, {REDIS}")

@@ -25,6 +25,8 @@ KEY = "sku-1"
 COPIES = 100
 READ, BARE_READ = "`await prices.get(key)` through SQLite", "the bare prepared statement"
 STORE_READ = "`read_now` of the store alone"
+CACHED = "`await report(key)` of `cached` through SQLite"
+BATCHED = "`await prices(key)` of `batched` through SQLite"
 PUBLISH, BARE_PUBLISH = "`publish` of 100 copies", "the bare grouped insert"
 
 
@@ -69,6 +71,11 @@ async def reads(path: Path) -> Figures:
         async def prices(skus: list[str]) -> dict[str, str]:
             return {sku: sku * 20 for sku in skus}
 
+        @cache.cached("report", fresh_for=3600)
+        async def report(sku: str) -> str:
+            return sku * 20
+
+        await report(KEY)
         await prices.get(KEY)
         generation = store.read_now(KIND, [KEY])[KEY].copy.generation
         statements.clear()
@@ -80,6 +87,8 @@ async def reads(path: Path) -> Figures:
     keys = [KEY] * 1000
     contenders = [
         Contender(READ, "await prices.get(key)", {"prices": prices}, keys),
+        Contender(BATCHED, "await prices(key)", {"prices": prices}, keys),
+        Contender(CACHED, "await report(key)", {"report": report}, keys),
         Contender(
             STORE_READ,
             "store.read_now(kind, [key], known)",
@@ -184,6 +193,13 @@ def measured(folder: Path, progress: Progress) -> tuple[list[Row], dict[str, Fig
             read[READ] / read[BARE_READ],
             2,
             tried=tried.SQLITE_READ,
+        ),
+        Row(
+            "E39",
+            f"{CACHED}, against {BATCHED}",
+            read[CACHED] / read[BATCHED],
+            1.2,
+            tried=tried.SQLITE_CACHED,
         ),
         Row(
             "E14",
