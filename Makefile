@@ -11,7 +11,7 @@ BEGAN := $(shell date +%s)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help site demo examples test setup suite proof test-all check format diagrams bench scale explore simulate torture mutants pins audit clean screenshots
+.PHONY: help site demo examples test setup suite proof test-all check format diagrams bench scale explore simulate torture soak mutants pins audit clean screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -70,10 +70,11 @@ diagrams: $(VENV)/.dev ## write what the docs take from the code and the figures
 	$(BIN)/python scripts/cli_help.py
 	$(BIN)/python scripts/figures.py
 	$(BIN)/python scripts/walks.py
+	$(BIN)/python scripts/histories.py
 	$(BIN)/python scripts/seeds.py
 	$(BIN)/python -m tests.systems.waiting.waiting_page
 
-bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about 18 minutes; rewrites docs/benchmarks.md and the README's figures
+bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about 25 minutes; rewrites docs/benchmarks.md and the README's figures
 	$(BIN)/python -m benchmarks --write
 	$(BIN)/python scripts/figures.py
 
@@ -91,6 +92,9 @@ simulate: $(VENV)/.dev ## every system in the simulator, more seeds than the tes
 
 torture: $(VENV)/.servers ## kill, pause, fill and cut under real processes: make torture MINUTES=2 SEED=1 STORES=sqlite
 	$(BIN)/python -m tests.proof.torture $(STORES) --minutes $(or $(MINUTES),2) $(if $(SEED),--seed $(SEED))
+
+soak: $(VENV)/.servers ## half an hour each of gateway and library, watching memory, waits and log lines: make soak MINUTES=30 SOAKS=library
+	@$(BIN)/python -m tests.proof.soak $(SOAKS) --minutes $(or $(MINUTES),30)
 
 mutants: $(VENV)/.servers ## put small bugs into our own code, and see tests fail: make mutants MINUTES=10 SEED=1 ONLY=engine/
 	@nice -n 10 $(BIN)/python -m tests.mutation.mutants --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
@@ -125,7 +129,7 @@ $(VENV)/.dev: $(VENV)/.core requirements/dev.txt
 	@$(UV) --requirement requirements/dev.txt
 	@touch $@
 
-$(VENV)/.servers: $(VENV)/.dev scripts/servers scripts/django_tests requirements/servers.txt
+$(VENV)/.servers: $(VENV)/.dev scripts/servers scripts/django_tests scripts/diskcache_tests requirements/servers.txt
 	@scripts/servers $(VENV)
 	@touch $@
 

@@ -21,7 +21,9 @@ def help_of(path: str) -> str:
     context = click.Context(main, info_name="stillfresh", terminal_width=WIDTH)
     for name in path.split()[1:]:
         assert isinstance(command, click.Group)  # noqa: S101 (a script of ours)
-        command = command.commands[name]
+        below = command.get_command(context, name)
+        assert below is not None  # noqa: S101
+        command = below
         context = click.Context(
             command,
             context,

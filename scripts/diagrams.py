@@ -18,12 +18,17 @@ SRC = Path(stillfresh.__file__).parent
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = (DOCS / "coordinator.md", DOCS / "engine.md", DOCS / "architecture.md")
 MARKS = re.compile(r"(<!-- (lane|load|ends|packages) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
-CALLERS = ("nobody", "before it began", "before its copy was sent to the store", "at any time")
+CALLERS = (
+    "no caller gets it",
+    "callers from before the load get it",
+    "callers from before the copy was sent get it",
+    "all callers get it",
+)
 AGAIN = {
-    Again.IF_WAITED: "for the callers that are left",
-    Again.AS_WANTED: "for the callers that are left; also if this was a background refresh",
-    Again.LIMITED: f"at once, {MAX_ROUNDS} times; then for the callers that are left",
-    Again.ALWAYS: "at once",
+    Again.IF_WAITED: "next load for the callers left",
+    Again.AS_WANTED: "next load for the callers left, or as a refresh",
+    Again.LIMITED: f"next load at once, {MAX_ROUNDS} times",
+    Again.ALWAYS: "next load at once",
 }
 
 
@@ -38,14 +43,29 @@ def states(table: Mapping[Any, Mapping[Any, StrEnum]], outside: str) -> str:
 
 
 def ends() -> str:
-    """What each end of a load means."""
-    rows = [
-        f"| {how}{', and the key was changed meanwhile' if overtaken else ''} "
-        f"| {CALLERS[it.told]}{', as STALE' if it.is_overtaken else ''} | {AGAIN[it.again]} |"
-        for (how, overtaken), it in load_states.ENDINGS.items()
-    ]
-    head = ["| the load | its result goes to callers that came | another load follows |"]
-    return "\n".join([*head, "| --- | --- | --- |", *rows, ""])
+    """How a load can end, and what follows: which callers get its result, and when it is repeated.
+
+    A dotted arrow is followed if the key was changed during the load, and the other one if not.
+    """
+    ways = list(dict.fromkeys(way for way, _ in load_states.ENDINGS))
+    outcomes = list(dict.fromkeys(map(_outcome, load_states.ENDINGS.values())))
+    lines = ["```mermaid", "flowchart LR"]
+    lines += [f'    w{number}["{way}"]' for number, way in enumerate(ways)]
+    lines += [f'    o{number}(["{outcome}"])' for number, outcome in enumerate(outcomes)]
+    for number, way in enumerate(ways):
+        unchanged, changed = (
+            outcomes.index(_outcome(load_states.ENDINGS[way, was_changed]))
+            for was_changed in (False, True)
+        )
+        lines.append(f"    w{number} --> o{unchanged}")
+        if changed != unchanged:
+            lines.append(f"    w{number} -.-> o{changed}")
+    return "\n".join([*lines, "```", ""])
+
+
+def _outcome(ending: load_states.EndRule) -> str:
+    stale = ", as STALE" if ending.is_overtaken else ""
+    return f"{CALLERS[ending.told]}{stale}<br>{AGAIN[ending.again]}"
 
 
 def imported(of: Callable[[ast.AST], str]) -> dict[str, set[str]]:
@@ -56,7 +76,7 @@ def imported(of: Callable[[ast.AST], str]) -> dict[str, set[str]]:
         modules = map(of, ast.walk(ast.parse(path.read_text())))
         targets = {_box(it.split(".")[1]) for it in modules if it.startswith("stillfresh.")}
         found.setdefault(here, set()).update(targets - {here})
-    return {it: found[it] for it in sorted(found.keys() - {"testing", "__init__", "__main__"})}
+    return {it: found[it] for it in sorted(found.keys() - {"__init__", "__main__"})}
 
 
 def _imports(node: ast.AST) -> str:

@@ -40,8 +40,11 @@ def _options(command: click.Command, path: str) -> Iterator[str]:
     for param in command.params:
         yield from (f"option {path} {it}" for it in param.opts if it.startswith("-"))
     if isinstance(command, click.Group):
-        for name, below in command.commands.items():
-            yield from _options(below, f"{path} {name}")
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            if below is not None:
+                yield from _options(below, f"{path} {name}")
 
 
 def _messages() -> Iterator[str]:

@@ -33,6 +33,8 @@ PARTS: Final = (
     Part("simulate", ("-m", "tests.simulation.simulate_all", "--seeds", "10000")),
     Part("explore", ("-m", "tests.systems.waiting.waiting_explorations", "--deeper", "1")),
     Part("torture", ("-m", "tests.proof.torture", "--minutes", "2")),
+    Part("soak", ("-m", "tests.proof.soak", "--minutes", "30")),
+    Part("peers", ("-m", "tests.proof.peers")),
     Part("pythons", ("scripts/pythons.py",)),
 )
 

@@ -3,8 +3,13 @@
 The pages of docs are written to be read in the repository as well, where a link may lead to a file
 outside docs. So the site is built from a copy in build/docs: README and the other pages of the root
 stand beside the pages of docs, a linked file has a page that shows it, and every link is changed to
-lead there. The navigation is docs/index.md: its sections, and the links in their order. Everything
-else is in zensical.toml.
+lead there. The first page of the site is docs/front.md. The navigation is docs/index.md, the site's
+map: its sections, and the links in their order. Everything else is in zensical.toml.
+
+The search compares titles and texts, and knows of no page that matters more. So what only helps
+somebody who changes stillfresh is left out of it: the records of decisions (their index is in it),
+the rules with their tests, and names that other code does not need. Of two places that match
+equally, it lists the one first that comes first in its index, which is sorted here.
 """
 
 import json
@@ -24,12 +29,20 @@ LINK = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\(([^)\s:#]+)(#[^)\s]*)?\)", re.MUL
 TESTS = re.compile(r"\[([^]]*)\]\((?:\.\./)+tests/[^)]*\)")
 """A link to a test: named in the site, and read in the repository."""
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n"
+"""Begins a page that the search does not know."""
+UNSEARCHED = re.compile(r"decisions/\d|reference/inside\.|seeds\.|changelog\.|changes/")
+"""Pages for those who change stillfresh."""
+SEARCH_ORDER = ("index.", "readme.", "", "guides/", "decisions/", "reference/")
+"""How the places of pages begin, in the order in which the search lists equal matches."""
+MOVED = {Path("front.md"): Path("index.md"), Path("index.md"): Path("map.md")}
+"""Pages of docs that the site has under another name."""
 
 
 def place(target: Path) -> Path:
     """Where in the site a file of the repository is shown."""
     if target.is_relative_to(DOCS):
-        return target.relative_to(DOCS)
+        path = target.relative_to(DOCS)
+        return MOVED.get(path, path)
     if target.parent == ROOT and target.suffix == ".md":
         return Path(target.name.lower())
     return Path("files", f"{target.relative_to(ROOT)}.md")
@@ -61,8 +74,11 @@ def shown(target: Path) -> str:
 def navigation() -> list[dict[str, str | list[dict[str, str]]]]:
     """The sections of docs/index.md; a page that is linked twice belongs to the first of them."""
     index = (DOCS / "index.md").read_text()
-    nav: list[dict[str, str | list[dict[str, str]]]] = [{"Map": "index.md"}]
-    seen = {Path("index.md")}
+    nav: list[dict[str, str | list[dict[str, str]]]] = [
+        {"stillfresh": "index.md"},
+        {"All pages": "map.md"},
+    ]
+    seen = {Path("index.md"), Path("map.md")}
     for section in index.split("\n## ")[1:]:
         entries = []
         for title, link in re.findall(r"\[([^]]+)\]\(([^):#]+)\)", section):
@@ -77,12 +93,14 @@ def write(build: Path) -> None:
     """Write the copy that the site is built from."""
     copy = build / "docs"
     shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(DOCS, copy)
+    shutil.copytree(DOCS, copy, ignore=shutil.ignore_patterns("*.md"))
     shutil.copytree(PARTS, copy / "assets")
     others: set[Path] = set()
     for source in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
         text, linked = page(source)
-        (copy / place(source)).write_text(text)
+        head = HIDDEN if UNSEARCHED.match(str(place(source))) else ""
+        (copy / place(source)).parent.mkdir(parents=True, exist_ok=True)
+        (copy / place(source)).write_text(head + text)
         others |= {it for it in linked if place(it).parts[0] == "files"}
     for target in others:
         (copy / place(target)).parent.mkdir(parents=True, exist_ok=True)
@@ -93,8 +111,30 @@ def write(build: Path) -> None:
     (build / "zensical.toml").write_text(config.replace('["src"]', f'["{ROOT / "src"}"]'))
 
 
-if __name__ == "__main__":
+def rank(entry: dict[str, str]) -> int:
+    """Where the search lists this entry among equal matches."""
+    begins = [start for start in SEARCH_ORDER if entry["location"].startswith(start)]
+    return SEARCH_ORDER.index(max(begins, key=len))
+
+
+def sort_search(site: Path) -> None:
+    """Sort the search's index: once as data, and once as the script that pages on a disk load."""
+    index = json.loads((site / "search.json").read_text())
+    index["items"].sort(key=rank)
+    text = json.dumps(index, ensure_ascii=False)
+    (site / "search.json").write_text(text)
+    (site / "search.js").write_text(f"var __index = {text}")
+
+
+def main() -> int:
     folder = Path(sys.argv[1] if sys.argv[1:] else ROOT / "build")
     write(folder)
     command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict", "--clean"]
-    sys.exit(subprocess.run(command, cwd=folder, check=False).returncode)
+    status = subprocess.run(command, cwd=folder, check=False).returncode
+    if status == 0:
+        sort_search(folder / "site")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

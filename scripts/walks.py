@@ -20,9 +20,10 @@ counts one hand-over each time it takes up work: when the first function runs af
 waited at a queue or a lock. Threads are counted apart, so that the order in which two of them run
 at the same time does not matter.
 
-The files are the same in every run. With one version of Python, so are the hand-overs, except of
-`tag_with_push`: what a server pushes may arrive before or after a reply. The functions vary by a
-few, since some checks are made only now and then.
+The files are the same in every run, however fast the machine is: every walk has a clock that stands
+still, and SQLite's look at its file, which is made at intervals, is not due. With one version of
+Python, so are the functions and the hand-overs, except on Redis: what a server pushes may arrive
+before or after a reply, and the link asks the server for its settings at intervals.
 """
 
 import ast
@@ -35,16 +36,20 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from math import floor
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median_low
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
 from typing import Any
+from unittest.mock import patch
 
 import stillfresh
 from stillfresh.gateway import Gateway, gateway
 from stillfresh.pages import IsrMiddleware, PageCache
+from stillfresh.stores import sqlite
+from stillfresh.stores.sqlite import store as sqlite_store
 from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
@@ -60,6 +65,8 @@ TESTING = f"{SRC / 'testing'}{os.sep}"
 PAGE = ROOT / "docs" / "architecture.md"
 MARKS = re.compile(r"(<!-- walk (\w+) -->\n).*?(<!-- /walk -->)", re.DOTALL)
 NOT_CALLS = {"<module>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>"}
+NOW = 1_000_000_000.25
+"""The time of the walks. Between whole milliseconds: copies are stamped with whole ones."""
 TURNS_LEFT = 20
 """Of an event loop, at most, until the tasks of a warm-up have ended."""
 WAITS = (SimpleQueue, type(threading.Lock()), type(threading.RLock()))
@@ -167,7 +174,8 @@ def _is_ours(code: CodeType) -> bool:
 
 async def cold_sqlite_read(folder: Path, notes: Notes) -> None:
     """`await prices.get("sku-1")` on an empty SQLite file: read, leased, loaded, published."""
-    async with stillfresh.Cache(f"sqlite:///{folder / 'prices.db'}") as cache:
+    url = f"sqlite:///{folder / 'prices.db'}"
+    async with stillfresh.Cache(url, clock=ManualClock(NOW)) as cache:
 
         @cache.batched("price", fresh_for="30s")
         async def prices(skus: list[str]) -> dict[str, int]:
@@ -192,6 +200,11 @@ async def _no_beat(_seconds: float) -> None:
     await asyncio.Event().wait()
 
 
+def _server_time() -> float:
+    """The time of now, which a server's clock has as well; between whole milliseconds, as `NOW`."""
+    return floor(time.time() * 1000) / 1000 + 0.00025
+
+
 def _expect(*, is_so: bool) -> None:
     if not is_so:
         raise RuntimeError("this walk went another way than its text says")
@@ -199,7 +212,7 @@ def _expect(*, is_so: bool) -> None:
 
 async def stale_redis_read(folder: Path, notes: Notes) -> None:
     """`await prices.get("sku-1")` of a stale copy on Redis: served, refreshed behind, published."""
-    clock = ManualClock(time.time())
+    clock = ManualClock(_server_time())
     with _valkey(folder) as server:
         async with stillfresh.Cache(server.url(), clock=clock, sleep=_no_beat) as cache:
 
@@ -224,7 +237,7 @@ async def tag_with_push(folder: Path, notes: Notes) -> None:
     Their cache has no resource, and so it does not listen: which of two listeners hears of the tag
     first is chance.
     """
-    clock = ManualClock(time.time())
+    clock = ManualClock(_server_time())
     with _valkey(folder) as server:
         url = server.url()
         ours = stillfresh.Cache(url, clock=clock, sleep=_no_beat)
@@ -258,13 +271,14 @@ def _is_listening(cache: stillfresh.Cache) -> bool:
 
 async def stale_feed_list(folder: Path, notes: Notes) -> None:
     """`await feed.get_all()` of a stale list: served, revalidated behind, and told."""
-    topic = Topic(topic_uuid="a", author="ann", title="A", body="…", created_at=1_000_000_000)
+    posted = int(NOW) - 100
+    topic = Topic(topic_uuid="a", author="ann", title="A", body="…", created_at=posted)
 
     class Source:
         async def day_index(self, _day: object, _category: str | None) -> list[Topic]:
             return [topic]
 
-    clock = ManualClock(1_000_000_100.0)
+    clock = ManualClock(NOW)
     cache = FeedCache.open(folder / "feed.db", clock=clock)
     engine = FeedEngine(cache, Source(), clock=clock)  # type: ignore[arg-type]
     told = asyncio.Event()
@@ -290,7 +304,8 @@ async def viewport(folder: Path, notes: Notes) -> None:
         async def users_by_ids(self, _user_ids: list[str], _viewer_id: str | None) -> list[Any]:
             return []
 
-    controller = TtlController(nexus=Nexus(), database=Database(folder / "app.db"))
+    database = Database(folder / "app.db")
+    controller = TtlController(nexus=Nexus(), database=database, clock=ManualClock(NOW))
     ttl = TtlCoordinator(controller, TtlConfig.from_env({}))
     ttl.sign_in("ann")
     ttl.set_visible(True)
@@ -312,7 +327,8 @@ async def browser_watch(folder: Path, notes: Notes) -> None:
         return {id_: {"name": id_} for id_ in ids}
 
     address = f"sqlite:///{folder / 'live.db'}"
-    app = gateway(address, kinds=[Kind("item", fetch=items, fresh_for="30s")])
+    kinds = [Kind("item", fetch=items, fresh_for="30s")]
+    app = gateway(address, kinds=kinds, clock=ManualClock(NOW))
     async with app.cache:
         await app.cache.resources["item"].get("warm")
         async with notes.noting():
@@ -359,7 +375,8 @@ async def page_request(folder: Path, notes: Notes) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"hello"})
 
-    async with PageCache(f"sqlite:///{folder / 'pages.db'}") as pages:
+    url = f"sqlite:///{folder / 'pages.db'}"
+    async with PageCache(url, clock=ManualClock(NOW)) as pages:
         app = IsrMiddleware(site, pages, routes={"/*": "60s"})
         await _visited(app, "/warm")
         async with notes.noting():
@@ -422,12 +439,17 @@ TITLES = re.compile(r"^### (.+)\n\n(?:.+\n)+\n<!-- walk (\w+) -->", re.MULTILINE
 
 
 def walked(name: str) -> Walk:
-    """Do one walk, and return what ran."""
+    """Do one walk, and return what ran.
+
+    SQLite looks at its file once when it is opened. On a slow machine it would look again.
+    """
     notes = Notes()
+    store_looks = patch.object(sqlite_store, "LOOK_EVERY", float("inf"))
+    feed_looks = patch.object(sqlite, "LOOK_EVERY", float("inf"))
     threading.setprofile(notes.profile)
     sys.setprofile(notes.profile)
     try:
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder, store_looks, feed_looks:
             asyncio.run(WALKS[name](Path(folder), notes))
     finally:
         sys.setprofile(None)
