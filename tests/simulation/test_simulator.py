@@ -93,6 +93,29 @@ class TestT1Time:
             simulate(scenario, seed=1)
 
 
+class TestT2Leases:
+    def test_a_publication_that_came_too_late_may_be_stored_once_the_clock_is_set_back(
+        self,
+    ) -> None:
+        """The lease was over by the clock alone: nobody else took it, and no tag ended it."""
+
+        async def scenario(world: World) -> None:
+            world._asks_callers = False
+            process = world.process()
+            store = process.store
+            lease = await asked(process, lease_for=3)
+            assert isinstance(lease, Lease)
+            copy = Copy(lease.token, world.server_now(), Policy(5, 5, 5), b"late")
+            publication = {"a": (lease, copy)}
+            await asyncio.sleep(4)
+            assert await store.publish("price", publication, {"a": ("tag",)}) == {"a"}
+            world.set_server_clock(-3)
+            assert await store.publish("price", publication, {"a": ("tag",)}) == set()
+
+        simulated = run(scenario, Plan(1))
+        assert simulated.broken is None, simulated.broken
+
+
 class TestT1Replay:
     def test_what_the_program_froze_stays_frozen_after_a_run(self) -> None:
         gc.freeze()
@@ -485,6 +508,27 @@ class TestS13Puts:
                 await store.put("price", {"a": put})
 
         self.played(scenario)
+
+    def test_a_conditional_put_whose_answer_was_lost_is_not_stored_again(self) -> None:
+        """S13: it was stored and forgotten, and the key is empty again, as it was at first."""
+
+        async def scenario(world: World) -> None:
+            store, other = world.process().store, world.process().store
+            await settled(store, "b", put_of(store, b"the counter begins"))
+            self.trouble(world, Trouble.UNANSWERED)
+            put = put_of(store, b"one", when=When.UNCHANGED)
+            putting = asyncio.ensure_future(store.put("price", {"a": put}))
+            await asyncio.sleep(0.03)  # it has taken effect, and the sender waits for longer
+            for number in range(4):
+                await settled(other, "a", put_of(other, b"later %d" % number))
+            await other.delete("price", ["a"])
+            with pytest.raises(StoreError, match="not known"):
+                await putting
+            assert world.store.read_now("price", ["a"]) == {}
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wire, "PATIENCE", (5.0, 6.0))
+            self.played(scenario)
 
     @pytest.mark.parametrize("by", ["put", "invalidate", "delete"])
     def test_a_put_that_was_given_up_does_not_act_after_a_later_change(self, by: str) -> None:

@@ -840,6 +840,14 @@ class TestS8LatePuts:
             assert await put(store) is STORED
 
 
+async def eventual_outcome(store: RedisStore, given: Put) -> PutOutcome:
+    """The outcome of a put, as the engine asks for it: until the store has settled it."""
+    while True:
+        outcome = await attempt(store, given)
+        if outcome is not AGAIN:
+            return outcome
+
+
 async def eventually_put(store: RedisStore, given: Put, id_: str) -> None:
     for _ in range(100):
         try:
@@ -901,9 +909,27 @@ class TestS2LostAnswers:
             with pytest.raises(StoreError, match="not known whether the value was stored"):
                 await attempt(store, given)
             return
-        outcome = await attempt(store, given)
+        outcome = await eventual_outcome(store, given)
         stored = STORED if changes == 0 else PutOutcome.REPLACED
         assert outcome is (stored if is_stored else REFUSED)
+
+    @pytest.mark.parametrize("when", [When.UNCHANGED, When.NO_LIVE_COPY])
+    async def test_a_value_for_an_empty_key_is_stored_once_although_the_key_is_empty_again(
+        self, store: RedisStore, other: RedisStore, proxy: FlakyProxy, when: When
+    ) -> None:
+        """E35: its condition holds again, but the server has forgotten that it was stored."""
+        await put(store, id_="b")  # the connection knows the counter of the bucket
+
+        async def meanwhile() -> None:
+            for number in range(4):
+                assert await put(other, value=b"%d" % number) is STORED
+            await other.delete(KIND, ["a"])
+
+        given = new_put(store, b"one", when=when)
+        proxy.lose("replies", to=b"EVALSHA", times=1, meanwhile=meanwhile)
+        with pytest.raises(StoreError, match="not known whether the value was stored"):
+            await eventual_outcome(store, given)
+        assert await copy_in(other) is None
 
     @pytest.mark.parametrize("change", ["delete", "invalidate", "load"])
     async def test_other_changes_do_not_hide_it(

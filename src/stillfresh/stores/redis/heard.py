@@ -11,7 +11,9 @@ import time
 from collections.abc import Sequence
 from enum import Enum
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+from msgspec import Struct as MsgspecStruct
 
 from stillfresh.stores.redis.layout import Command, base_of, stamp_of
 
@@ -32,10 +34,26 @@ class Blank(Enum):
     AS_OF = "the last stamp of the bucket that was heard"
 
 
-class PutFence(NamedTuple):
+class PutFence(MsgspecStruct):
     """The fence of a put, filled in when it is sent, and what follows it in the same argument."""
 
     tail: bytes
+    acts_once: bool = False
+    """Sent again, it does nothing if the entry has changed since it was first sent.
+
+    For a put on a condition: others may have changed the entry after the first request was stored,
+    so that the condition holds again.
+    """
+    first_as_of: int | None = None
+
+    def note_sent(self, heard: int) -> int:
+        """Return the stamp that is sent now; `heard`: the last one that the server has sent."""
+        if not self.acts_once:
+            return heard
+        if self.first_as_of is None:
+            self.first_as_of = heard
+        # Another server may count lower, and a stamp that is too low is safe.
+        return min(heard, self.first_as_of)
 
 
 class StampedCommand(tuple[Any, ...]):
@@ -93,7 +111,7 @@ class HeardStamps:
             if part is Blank.AS_OF:
                 parts[at] = self.as_of(command.base)
             elif isinstance(part, PutFence):
-                as_of = self.as_of(command.base)
+                as_of = part.note_sent(self.as_of(command.base))
                 parts[at] = FENCE.pack(as_of, self._good_until(), drops_keys) + part.tail
         return tuple(parts)
 

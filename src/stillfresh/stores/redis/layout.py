@@ -80,6 +80,7 @@ FULL_HEAD: Final = HEAD + EXTRA.size
 """The fixed fields of an entry that has been changed."""
 SHORT_ID: Final = 8
 """Bytes of a generation by which a replaced copy is remembered."""
+NONE_REPLACED: Final = bytes(4 * SHORT_ID)
 LAST_STAMP: Final = 3_000_000_000_000_000
 """No stamp is as high before the year 2065: they begin with the microsecond of their birth."""
 SIZES: Final = Struct(">III4s")
@@ -234,6 +235,13 @@ def stamp_of(text: bytes) -> int:
         return 0
     stamp = number(text[CHANGED_AT : CHANGED_AT + NUMBER.size])
     return int(stamp) if 0 < stamp < LAST_STAMP else 0
+
+
+def replaced_by(text: bytes | None) -> bytes:
+    """The ids of the last four copies that were replaced; zeros where there were fewer."""
+    if text is None or len(text) < FULL_HEAD or text[EXTRA_AT:CHANGED_AT] != EXTRA_MARK:
+        return NONE_REPLACED
+    return text[CHANGED_AT + NUMBER.size : FULL_HEAD]
 
 
 def copy_fields(copy: Copy) -> bytes:

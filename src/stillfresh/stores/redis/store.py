@@ -70,6 +70,7 @@ from stillfresh.stores.redis.layout import (
     padded,
     put_front,
     record_of,
+    replaced_by,
 )
 from stillfresh.stores.redis.link import Address, Link, Sentinels
 from stillfresh.stores.redis.listing import count, evict, list_entries, walk
@@ -96,6 +97,8 @@ MAY_BE_STORED: Final = (
     "the answer to a put was lost, and the entry has changed too often since then: it is not known "
     "whether the value was stored"
 )
+ACTS_ONCE: Final = frozenset({When.UNCHANGED, When.NO_LIVE_COPY})
+"""Conditions that may hold again after the put was stored, and others changed the entry."""
 LONGEST_LIFE: Final = 315_360_000.0
 """Seconds that a copy is kept at most."""
 KEPT_LONGER: Final = 60.0
@@ -390,6 +393,7 @@ class RedisStore(
             steps, lasting=True, partly=True, before_resend=note_resend
         )
         results: dict[str, PutResult] = {}
+        unsettled: list[str] = []
         for (id_, put), reply in zip(puts.items(), replies, strict=True):
             if isinstance(reply, StoreError):  # its node is unavailable
                 continue
@@ -400,6 +404,8 @@ class RedisStore(
             match OUTCOMES[code]:
                 case PutOutcome.AGAIN:
                     results[id_] = PutResult(PutOutcome.AGAIN)
+                    if was_sent_again and put.when in ACTS_ONCE:
+                        unsettled.append(id_)
                 case PutOutcome.STORED | PutOutcome.REPLACED as outcome:
                     results[id_] = PutResult(outcome, reply[2], stamp)
                 case outcome:  # nothing was changed
@@ -407,7 +413,24 @@ class RedisStore(
                         raise StoreError(MAY_BE_STORED)
                     is_empty = outcome is PutOutcome.REFUSED and reply[4] == 1
                     results[id_] = PutResult(outcome, reply[2], is_empty=is_empty)
+        if unsettled:
+            await self._check_not_stored(kind, {id_: puts[id_] for id_ in unsettled})
         return results
+
+    async def _check_not_stored(self, kind: str, puts: Mapping[str, Put]) -> None:
+        """Raise StoreError if the first request of one of these puts may have been stored.
+
+        Its answer was lost, and the answer to the second one was AGAIN: so from now on, neither of
+        them is stored.
+        """
+        redis_keys = dict(zip(puts, self._place.of(kind, list(puts)), strict=True))
+        texts = await self._texts(redis_keys, dict.fromkeys(puts, ""))
+        drops_keys = self._opened().drops_keys
+        for id_, put in puts.items():
+            text = texts.get(id_)
+            is_forgotten = text is None and (drops_keys or id_ not in texts)
+            if is_forgotten or not _is_certain(put, replaced_by(text)):
+                raise StoreError(MAY_BE_STORED)
 
     def _put_step(self, redis_key: RedisKey, put: Put, now: float) -> Command:
         copy = put.copy
@@ -431,7 +454,7 @@ class RedisStore(
             condition = (self._now(), padded(put.seen), int(put.seen_mark))
         return scripts.PUT.call(
             [redis_key.key],
-            PutFence(how + b"%d" % ceil(life * 1000)),
+            PutFence(how + b"%d" % ceil(life * 1000), acts_once=put.when in ACTS_ONCE),
             put_front(copy, len(tags)) + copy.version + tags + value,
             *condition,
         )
@@ -572,7 +595,7 @@ def _is_certain(put: Put, replaced: bytes) -> bool:
     The server remembers the last four copies that were replaced. If the copy that the put would
     have replaced is among them, or there were fewer than four, then the put itself would be, too.
     """
-    if put.when not in {When.UNCHANGED, When.NO_LIVE_COPY}:
+    if put.when not in ACTS_ONCE:
         return True
     if replaced.endswith(bytes(SHORT_ID)):
         return True

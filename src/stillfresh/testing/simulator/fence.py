@@ -26,6 +26,8 @@ REPLACED_IDS: Final = 4
 """Generations that an entry remembers after they were replaced."""
 TRACE: Final = 60.0
 """Seconds for which an entry without a copy keeps its stamp, by the server's clock."""
+ACTS_ONCE: Final = frozenset({When.NO_LIVE_COPY, When.UNCHANGED})
+"""Conditions that may hold again after the put was stored, and others changed the entry."""
 GOOD_FOR: Final = 30.0
 """Seconds after its sending in which a put is accepted where there is no entry."""
 
@@ -58,6 +60,19 @@ class Sent(Struct, frozen=True):
     """By bucket: the highest stamp that its sender had heard."""
     good_until: float
     """By the server's clock, as its sender had heard it."""
+    first_as_of: Mapping[str, int] | None = None
+    """What it said when it was first sent, if it is sent again."""
+
+    def stamp(self, bucket: str, when: When = When.ALWAYS) -> int:
+        """Return the stamp by which a message counts as late.
+
+        What the sender has heard since it first sent a put on a condition must not let it act: the
+        first request may have been stored, and changes since then may let the condition hold again.
+        """
+        stamp = self.as_of.get(bucket, 0)
+        if self.first_as_of is None or when not in ACTS_ONCE:
+            return stamp
+        return min(stamp, self.first_as_of.get(bucket, 0))
 
 
 def put_outcome(

@@ -93,7 +93,7 @@ class FencedServer:
     ) -> bool:
         if sent is None:
             return False
-        as_of = sent.as_of.get(bucket, 0)
+        as_of = sent.stamp(bucket, put.when)
         known = self._born(bucket)
         tags = (put.tags or ()) + (put.late or ())
         took = self._clock() - (sent.good_until - fence.GOOD_FOR)
@@ -171,7 +171,7 @@ class FencedServer:
             self._buckets[bucket] = snapshot.bucket
 
     def _is_late(self, bucket: str, key: Key, sent: Sent | None) -> bool:
-        return sent is not None and fence.has_changed(self._head(key), sent.as_of.get(bucket, 0))
+        return sent is not None and fence.has_changed(self._head(key), sent.stamp(bucket))
 
     def _head(self, key: Key) -> StampedEntry | None:
         """A trace is forgotten after a while; an entry with a copy is not."""

@@ -54,7 +54,6 @@ from stillfresh.stores.contract import (
     PutResult,
     Record,
     Superseded,
-    When,
 )
 from stillfresh.testing.simulator import fence
 from stillfresh.testing.simulator.changes import CALL, ChangeCall
@@ -88,8 +87,6 @@ ON_A_FILE: Final = {
 }
 """A change of a file is done once or not at all, and never after its caller has left."""
 MARKS: Final = {Trouble.LATE: "late", Trouble.LOST: "lost"}
-UNSURE: Final = frozenset({When.NO_LIVE_COPY, When.UNCHANGED})
-"""If an answer was lost, a put on such a condition that is refused may have been stored."""
 
 
 def _nothing(ids: Sequence[str]) -> Any:  # noqa: ANN401 (of any step)
@@ -118,6 +115,8 @@ class StoreRequest(Generic[T]):
     """The connection on which it was sent."""
     is_given_up: bool = False
     puts: Mapping[str, Put] = field(default_factory=dict)
+    first_as_of: dict[str, int] = field(default_factory=dict)
+    """Of a put: by bucket, the stamp that was heard when it was first sent."""
     call: ChangeCall | None = None
 
     def __str__(self) -> str:
@@ -277,9 +276,10 @@ class StoreWire(WrappedStore):
             late = {id_: tags[id_] for id_ in ids if id_ in tags} if tags else None
             superseded = finished(self._store.publish(kind, part, late))
             self._ledger.published(kind, part, superseded, now)
-            if late:
-                refused = superseded & late.keys()
-                self._ledger.released(kind, [part[id_][0] for id_ in refused])
+            if late:  # a tag that was invalidated since the grant has ended the lease
+                refused = [part[id_][0] for id_ in sorted(superseded & late.keys())]
+                ended = [lease for lease in refused if not self._has_token(kind, lease)]
+                self._ledger.released(kind, ended)
             for id_ in sorted(part.keys() - superseded):
                 _, copy = part[id_]
                 self._world.tell(kind, id_, copy.generation)
@@ -297,6 +297,11 @@ class StoreWire(WrappedStore):
 
         tokens = [lease.token for lease, _ in copies.values()]
         return await self._exchange(StoreRequest("publish", kind, list(copies), effect, tokens))
+
+    def _has_token(self, kind: str, lease: Lease) -> bool:
+        """True if the store still has this lease, which may be over for now."""
+        row = self._store._rows.get((kind, lease.id))  # noqa: SLF001 (all of it)
+        return row is not None and row.token == lease.token
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         def effect(ids: Sequence[str]) -> set[str]:
@@ -510,7 +515,7 @@ class StoreWire(WrappedStore):
         if request.step == "put":
             for id_, answer in result.items():
                 is_sure = answer.outcome in {PutOutcome.STORED, PutOutcome.REPLACED}
-                if not is_sure and request.puts[id_].when in UNSURE:
+                if not is_sure and request.puts[id_].when in fence.ACTS_ONCE:
                     raise StoreError(f"it is not known whether {id_} was stored")
         return result  # type: ignore[no-any-return]
 
@@ -567,6 +572,10 @@ class StoreWire(WrappedStore):
             return replace(request, effect=partial(fenced, None))
         link = await self._connect(request.node)
         sent = link.sent(self._world.time())
+        if request.puts:
+            for bucket in map(self.bucket_of, request.ids):
+                request.first_as_of.setdefault(bucket, sent.as_of.get(bucket, 0))
+            sent = structs.replace(sent, first_as_of=request.first_as_of)
         return replace(request, link=link, effect=partial(fenced, sent))
 
     async def _connect(self, node: int | None) -> ServerLife:
