@@ -6,6 +6,8 @@ export UV_PYTHON_DOWNLOADS := never
 unexport VIRTUAL_ENV
 # Many tests wait for a server, a browser or a process: two workers more than there are cores.
 WORKERS := $(shell expr $$(nproc) + 2)
+# The same order every time, so that a failure is the change's own: make suite ORDER=random tries another.
+ORDER := 1
 BEGAN := $(shell date +%s)
 # Tests start hundreds of processes, which would each compile all that they import.
 unexport PYTHONDONTWRITEBYTECODE
@@ -48,7 +50,7 @@ setup: $(VENV)/.servers $(VENV)/.docs
 	@date +%s > $(VENV)/.began
 
 suite: $(VENV)/.servers $(VENV)/.docs ## the tests, or some: make suite TESTS=tests/engine
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(TESTS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --randomly-seed $(if $(filter random,$(ORDER)),$$(date +%s),$(ORDER)) $(TESTS)
 
 proof: $(VENV)/.servers $(VENV)/.docs ## what takes hours: long tests, simulations, torture, all Pythons: make proof PARTS="tests torture"
 	@$(BIN)/python scripts/proof.py $(PARTS)
