@@ -22,7 +22,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self._cancelled: set[asyncio.Task[Any]] = set()
-        self._awaited: set[asyncio.Future[Any]] = set()
+        self._awaited: set[asyncio.Future[Any] | AwaitedBlock] = set()
 
     def spawn(
         self, work: Coroutine[Any, Any, Any], context: Context | None = None
@@ -49,7 +49,7 @@ class Tasks:
         return task
 
     def waited_for(self) -> "AwaitedBlock":
-        """Inside the block a thread works, and closing waits for it."""
+        """Inside the block a caller's task or thread works, and closing waits for it."""
         return AwaitedBlock(self._awaited)
 
     def begin(
@@ -73,30 +73,60 @@ class Tasks:
 
     async def end(self, grace: float) -> None:
         self.cancel()
-        if not (busy := self._cancelled | self._awaited):
+        busy: set[asyncio.Future[Any]] = set(self._cancelled)
+        for work in self._awaited:
+            busy.add(work.end.future() if isinstance(work, AwaitedBlock) else work)
+        if not busy:
             return
         _, late = await asyncio.wait(busy, timeout=grace)
         for task in late:
             logger.error("still running %g s after close: %r", grace, task)
 
 
+class Ending:
+    """The end of some work, for others of the same loop to wait for.
+
+    Mostly nobody does, so there is a future only if somebody asks for it.
+    """
+
+    __slots__ = ("_future", "_is_over")
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+        self._is_over = False
+
+    def future(self) -> "asyncio.Future[None]":
+        """Return the future that is done when the work is over. Call it on the loop."""
+        if self._future is None:
+            self._future = asyncio.get_running_loop().create_future()
+            if self._is_over:
+                self._future.set_result(None)
+        return self._future
+
+    def note(self) -> None:
+        """The work is over."""
+        self._is_over = True
+        future = self._future
+        if future is not None and not future.get_loop().is_closed():
+            future.set_result(None)
+
+
 class AwaitedBlock:
     """The block of `Tasks.waited_for`."""
 
-    __slots__ = ("_awaited", "_ended")
+    __slots__ = ("_awaited", "end")
 
-    def __init__(self, awaited: "set[asyncio.Future[Any]]") -> None:
+    def __init__(self, awaited: "set[asyncio.Future[Any] | AwaitedBlock]") -> None:
         self._awaited = awaited
+        self.end = Ending()
 
     def __enter__(self) -> Self:
-        self._ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._awaited.add(self._ended)
+        self._awaited.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._awaited.discard(self._ended)
-        if not self._ended.get_loop().is_closed():
-            self._ended.set_result(None)
+        self._awaited.discard(self)
+        self.end.note()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -105,6 +135,7 @@ class AwaitedBlock:
         try:
             yield
         finally:
+            self.end = Ending()
             self.__enter__()
 
 

@@ -32,6 +32,7 @@ from stillfresh.stores.contract import (
     Superseded,
 )
 from stillfresh.stores.memory import MemoryStore
+from stillfresh.tasks import Ending
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Sleeper, Upstream, declare, outcome, turns, until, version
 from tests.kit.held_store import SteppedStore, cache_on, lease_of
@@ -166,7 +167,7 @@ class TestE17Update:
 
     async def test_who_is_cancelled_in_line_holds_up_nobody(self) -> None:
         """As a closing cache does: the one behind has its turn, and nothing is left."""
-        line, done = dict[str, asyncio.Future[None]](), list[str]()
+        line, done = dict[str, Ending](), list[str]()
 
         async def change(name: str) -> None:
             async with InTurn(line, ["a", name]):

@@ -239,12 +239,11 @@ def noted_changes() -> Iterator[NotedChanges]:
         _NOTING.set(before)
 
 
-def note_change(change: AtLeast) -> str:
-    """Note a change for the block of `noted_changes()`, if one is open; return its token."""
+def note_change(change: AtLeast) -> None:
+    """Note a change for the block of `noted_changes()`, if one is open."""
     changes = _NOTING.get()
     if changes is not None:
         changes.note(change)
-    return change.text()
 
 
 def note_token(token: str) -> None:
@@ -256,7 +255,9 @@ def note_token(token: str) -> None:
 
 def commit_token(consumer: str, position: int) -> str:
     """The token of a commit that the outbox consumer of this name delivers; it is noted, too."""
-    return note_change(AtLeast(positions={consumer: position}))
+    change = AtLeast(positions={consumer: position})
+    note_change(change)
+    return change.text()
 
 
 @contextmanager

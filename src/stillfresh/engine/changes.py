@@ -6,10 +6,9 @@ the fence before its step and after it, so that nothing that began before the ch
 to memory.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -26,7 +25,7 @@ V = TypeVar("V")
 class StoreStep(Struct, Generic[K], eq=False):
     """A step of the store, and which of its keys this process changed while it ran."""
 
-    keys: frozenset[K]
+    keys: Collection[K]
     changed: set[K] = set()
     """Known when the step has ended."""
 
@@ -53,20 +52,19 @@ class KeyChanges(Generic[K, V]):
         for step in self._steps:
             yield from step.keys
 
-    def step(self, keys: Iterable[K]) -> "StepBlock[K]":
+    def step(self, keys: Collection[K]) -> "StepBlock[K]":
         """A step that knows, when the block ends, which of its keys were changed meanwhile."""
-        return StepBlock(self._steps, self._fence, frozenset(keys))
+        return StepBlock(self._steps, self._fence, keys)
 
     def overtaking(self, keys: Sequence[K], *, voids: bool = True) -> "OvertakingBlock[K]":
         """Advance the keys' fence around a store step, so that concurrent changes are noticed."""
-        return OvertakingBlock(partial(self.overtake, keys, voids=voids), self.step(keys))
+        return OvertakingBlock(self, self.step(keys), keys, voids=voids)
 
-    def overtake(self, keys: Iterable[K], *, voids: bool = True) -> None:
+    def overtake(self, keys: Collection[K], *, voids: bool = True) -> None:
         """Drop keys from memory. Loads and steps that run now began too early to be kept.
 
         `voids`: the keys are invalidated or deleted, so puts that began earlier are not stored.
         """
-        keys = set(keys)
         bare = keys if self._spec.held is None else map(self._spec.held, keys)
         if voids:
             self._fence.void(bare)
@@ -91,7 +89,7 @@ class StepBlock(Generic[K]):
 
     __slots__ = ("_fence", "_start", "_step", "_steps")
 
-    def __init__(self, steps: set[StoreStep[K]], fence: Fence[K], keys: frozenset[K]) -> None:
+    def __init__(self, steps: set[StoreStep[K]], fence: Fence[K], keys: Collection[K]) -> None:
         self._steps = steps
         self._fence = fence
         self._step = StoreStep(keys)
@@ -111,14 +109,18 @@ class StepBlock(Generic[K]):
 class OvertakingBlock(Generic[K]):
     """The block of `KeyChanges.overtaking`."""
 
-    __slots__ = ("_block", "_overtake")
+    __slots__ = ("_block", "_changes", "_keys", "_voids")
 
-    def __init__(self, overtake: Callable[[], None], block: StepBlock[K]) -> None:
-        self._overtake = overtake
+    def __init__(
+        self, changes: KeyChanges[K, Any], block: StepBlock[K], keys: Collection[K], *, voids: bool
+    ) -> None:
+        self._changes = changes
         self._block = block
+        self._keys = keys
+        self._voids = voids
 
     def __enter__(self) -> StoreStep[K]:
-        self._overtake()
+        self._changes.overtake(self._keys, voids=self._voids)
         return self._block.__enter__()
 
     def __exit__(
@@ -128,6 +130,6 @@ class OvertakingBlock(Generic[K]):
         traceback: TracebackType | None,
     ) -> None:
         self._block.__exit__(kind, error, traceback)
-        self._overtake()
+        self._changes.overtake(self._keys, voids=self._voids)
         if isinstance(error, StoreError):
             note_unconfirmed(error)

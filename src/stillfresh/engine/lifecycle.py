@@ -79,6 +79,9 @@ class Lifecycle:
         """True if no other cache uses this store."""
         self.maker = ""
         """Names this opening of the cache in the tokens of its changes. A fork has another one."""
+        self._own_change = AtLeast()
+        """A change by this maker, and its token: the same for all of them."""
+        self._own_token = ""
         self.blocks = 0
         """Open blocks of `bypassed()` and `recording()`, in any task."""
         self.watched_blocks = 0
@@ -138,7 +141,8 @@ class Lifecycle:
 
     def changed(self) -> str:
         """This cache has changed something: return the token, and note it for its caller."""
-        return note_change(AtLeast(frozenset([self.maker])))
+        note_change(self._own_change)
+        return self._own_token
 
     async def open(self) -> None:
         """Open the store, on the running event loop; also after `close`. Raises StoreError."""
@@ -321,6 +325,8 @@ class Lifecycle:
             self._opening = self._loop = None
             raise
         self.maker = new_maker()
+        self._own_change = AtLeast(frozenset([self.maker]))
+        self._own_token = self._own_change.text()
         runtime = self.opened = self.new_runtime(self._store)
         if runtime.can.push is not None and not self._is_ended_loop():
             runtime.news = News(runtime, runtime.can.push, self.cores)

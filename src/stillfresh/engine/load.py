@@ -326,7 +326,7 @@ class Load(Struct, Generic[K, V], eq=False):
     async def _pause(self, seconds: float) -> None:
         """Wait, but end early if a put of this process, which may hold the lease, has ended."""
         running = self.loads.puts
-        puts = [running[work.key] for work in self.works if work.key in running]
+        puts = [running[work.key].future() for work in self.works if work.key in running]
         if not puts:
             await self.loads.runtime.sleep(seconds)
             return

@@ -26,7 +26,7 @@ from stillfresh.engine.threads import is_interrupted, note_awaited
 from stillfresh.engine.work import CURRENT, Waiter, Work
 from stillfresh.errors import LoadFailed, LoadTimeout, NotOpen
 from stillfresh.stores.contract import Copy, Lease, Record
-from stillfresh.tasks import EagerTask
+from stillfresh.tasks import EagerTask, Ending
 from stillfresh.turns import THIS_THREAD
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Loads(Generic[K, V]):
         self.memory = core.memory
         self.fence = core.fence
         self.under_way: dict[K, Work[K, V]] = {}
-        self.puts: dict[K, asyncio.Future[None]] = {}  # running, by key
+        self.puts: dict[K, Ending] = {}  # running, by key
         self.changed_by: dict[K, object] = {}
         """The open `changing` of a key, which holds its lease."""
         self._pending: deque[Work[K, V]] = deque()
@@ -77,7 +77,7 @@ class Loads(Generic[K, V]):
         self._begins_at_once = runtime is not None and runtime.can.process is not None
         self._starts = 0  # loads that began since the loop was last given a turn
         self._seconds = 0.0  # and how long their first steps took
-        self.storing_ids: dict[str, asyncio.Future[None]] = {}
+        self.storing_ids: dict[str, Ending] = {}
         """Puts of this process that are on their way to the store, by id."""
         self._running: dict[Load[K, V], EagerTask] = {}
         self._followers: set[asyncio.Task[Any]] = set()
@@ -434,7 +434,7 @@ class Loads(Generic[K, V]):
         """Wait for puts of this process: their values are the answer, and a load would be void."""
         puts = {self.storing_ids[work.id] for work in works if work.id in self.storing_ids}
         if puts:
-            await asyncio.wait(puts)
+            await asyncio.wait([put.future() for put in puts])
 
     # Questions.
 
@@ -457,24 +457,21 @@ class Loads(Generic[K, V]):
 class StoringBlock:
     """The block of `Loads.storing`."""
 
-    __slots__ = ("_ended", "_ids", "_storing_ids")
+    __slots__ = ("_end", "_ids", "_storing_ids")
 
-    def __init__(
-        self, storing_ids: "dict[str, asyncio.Future[None]]", ids: Collection[str]
-    ) -> None:
+    def __init__(self, storing_ids: dict[str, Ending], ids: Collection[str]) -> None:
         self._storing_ids = storing_ids
         self._ids = ids
+        self._end = Ending()
 
     def __enter__(self) -> None:
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for id_ in self._ids:
-            self._storing_ids[id_] = self._ended
+            self._storing_ids[id_] = self._end
 
     def __exit__(self, *_: object) -> None:
-        if not self._ended.get_loop().is_closed():  # as in `Watcher`
-            self._ended.set_result(None)
+        self._end.note()
         for id_ in self._ids:
-            if self._storing_ids.get(id_) is self._ended:
+            if self._storing_ids.get(id_) is self._end:
                 del self._storing_ids[id_]
 
 

@@ -25,8 +25,7 @@ from stillfresh.errors import ConfigError, StoreError, error_text, shown
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import UNREAD, Copy, Mark, Put, PutOutcome, PutResult, When
 from stillfresh.stores.versions import NO_VERSION, packed_version, unpacked_version
-from stillfresh.tasks import looked_at
-from stillfresh.turns import THIS_THREAD
+from stillfresh.tasks import Ending
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
@@ -71,18 +70,22 @@ class InTurn(Generic[K]):
     No generator: the end of the loop would close it in the middle of its block.
     """
 
-    def __init__(self, last: dict[K, "asyncio.Future[None]"], keys: Sequence[K]) -> None:
+    __slots__ = ("_done", "_keys", "_last")
+
+    def __init__(self, last: dict[K, Ending], keys: Sequence[K]) -> None:
         self._last = last
         self._keys = keys
+        self._done = Ending()
 
     async def __aenter__(self) -> None:
         last = self._last
-        self._done = asyncio.get_running_loop().create_future()
-        before = {last[key] for key in self._keys if key in last}
-        last.update(dict.fromkeys(self._keys, self._done))
+        before = {last[key].future() for key in self._keys if key in last}
+        for key in self._keys:
+            last[key] = self._done
+        if not before:
+            return
         try:
-            if before:
-                await asyncio.wait(before)
+            await asyncio.wait(before)
         except BaseException:
             self._leave_line(before)
             raise
@@ -105,8 +108,7 @@ class InTurn(Generic[K]):
             self._end()
 
     def _end(self) -> None:
-        if not self._done.get_loop().is_closed():  # as in `Watcher`
-            self._done.set_result(None)
+        self._done.note()
         for key in self._keys:
             if self._last.get(key) is self._done:
                 del self._last[key]
@@ -126,7 +128,6 @@ class Puts(Generic[K, V]):
         terms: OwnTerms | None = None,
         *,
         version: object = None,
-        when: When = When.ALWAYS,
     ) -> dict[K, Stored]:
         """Store values. Raises ConfigError, before any is stored, if one of them cannot be encoded.
 
@@ -140,16 +141,44 @@ class Puts(Generic[K, V]):
         with self._core.fence.starting() as start:
             slices = await self._prepare_all(runtime, values, terms or {}, version)
             while slices:  # what is done is freed: all at once would hold up the loop
-                some = slices.pop(0)
-                if self._core.is_bypassed():
-                    await self._put_past_the_cache(runtime, some)
-                    stored.update((known.key, Stored(stored=False)) for known in some)
-                    continue
-                step = self._put(runtime, some, start, when=when, mixed=mixed)
-                stored.update(await self.carry_out(runtime, step))
+                stored.update(await self._put_slice(runtime, slices.pop(0), start, mixed))
         if mixed:
             raise mixed[0]
         return stored
+
+    async def put_one(
+        self,
+        key: K,
+        given: object,
+        terms: OwnTerms,
+        *,
+        version: object = None,
+        when: When = When.ALWAYS,
+    ) -> Stored:
+        """Store one value, as `put` does."""
+        runtime = await self._core.ready()
+        mixed: list[ConfigError] = []
+        with self._core.fence.starting() as start:
+            known = self.prepare_one(runtime, key, given, terms, version)
+            stored = await self._put_slice(runtime, [known], start, mixed, when)
+        if mixed:
+            raise mixed[0]
+        return stored[key]
+
+    async def _put_slice(
+        self,
+        runtime: Runtime,
+        values: Sequence[Known[K, V]],
+        start: Start[K],
+        mixed: list[ConfigError],
+        when: When = When.ALWAYS,
+    ) -> dict[K, Stored]:
+        """Store values in one step, or none of them inside `bypassed()`."""
+        if self._core.is_bypassed():
+            await self._put_past_the_cache(runtime, values)
+            return {known.key: Stored(stored=False) for known in values}
+        step = self._put(runtime, values, start, when=when, mixed=mixed)
+        return await self.carry_out(runtime, step)
 
     async def _prepare_all(
         self, runtime: Runtime, values: Mapping[K, object], terms: OwnTerms, version: object
@@ -177,24 +206,21 @@ class Puts(Generic[K, V]):
         return self.prepare(runtime, key, on_terms, rules.stamped(runtime.clock()), version=form)
 
     def _version_form(self, version: object) -> bytes:
+        if version is None:
+            return NO_VERSION
         try:
             return packed_version(cast("int | str | None", version))
         except ConfigError as exc:
             raise ConfigError(f"{self._spec.kind}: {exc}") from None
 
     async def carry_out(self, runtime: Runtime, work: Coroutine[Any, Any, T]) -> T:
-        """Run a step that `close()` waits for, and that ends with its caller if that gives up."""
-        if THIS_THREAD.has_turn:  # nobody can cancel a thread
-            with runtime.waited_for():
-                return await work
-        step: asyncio.Task[T] = runtime.step(work)
-        step.add_done_callback(looked_at)
-        try:
-            return await asyncio.shield(step)
-        except asyncio.CancelledError:
-            step.cancel()
-            await asyncio.wait([step])
-            raise
+        """Run a step that `close()` waits for, and that ends with its caller if that gives up.
+
+        It runs in the caller's task, so it is cancelled with it. A store raises CancelledError only
+        when nothing more is done for that caller.
+        """
+        with runtime.waited_for():
+            return await work
 
     async def _put_past_the_cache(self, runtime: Runtime, values: Sequence[Known[K, V]]) -> None:
         """Inside `bypassed()` nothing is stored, and nothing old is left."""
@@ -213,12 +239,11 @@ class Puts(Generic[K, V]):
     ) -> Known[K, V]:
         """Encode the value; an amended value gets the age and times of `old`."""
         spec = self._spec
-        id_ = self._core.names.text(key)
-        generation = runtime.store.new_generation()
-        nothing = cast("V", None)
+        id_ = self._core.names.text(key)  # before the key is hashed: it may not be possible
+        generation = runtime.new_generation()
         if given is DELETE:
             forgotten = Copy(generation, sent, FORGOTTEN, None)
-            return Known(key, id_, forgotten, nothing, spec.tags_of(key))
+            return Known(key, id_, forgotten, cast("V", None), spec.tags_of(key))
         value = given.value if isinstance(given, Amended) else given
         late: tuple[str, ...] | None = None
         if isinstance(value, Loaded):
@@ -227,7 +252,7 @@ class Puts(Generic[K, V]):
             if value.value is KEEP:
                 policy = rules.own_policy(spec.terms, value)
                 kept_value = Copy(generation, sent, policy, UNREAD, version=version)
-                return Known(key, id_, kept_value, nothing, None, late)
+                return Known(key, id_, kept_value, cast("V", None), None, late)
         try:
             copy, decoded = rules.kept(
                 value, spec.terms, spec.codec, (generation, sent), runtime.dice
@@ -260,7 +285,8 @@ class Puts(Generic[K, V]):
         puts = {known.id: known.as_put(when) for known in values}
 
         def is_void(id_: str) -> bool:
-            return start.is_void(by_id[id_].key, by_id[id_].every_tag)
+            known = by_id[id_]
+            return start.is_void(known.key, known.every_tag)
 
         try:
             async with InTurn(self._core.loads.puts, keys):
@@ -302,8 +328,8 @@ class Puts(Generic[K, V]):
             if not waiting:
                 return results
             answers = await self._put_once(runtime, waiting)
-            if waiting.keys() - answers.keys():
-                missing = len(waiting.keys() - answers.keys())
+            missing = len(waiting) - len(answers)
+            if missing:
                 raise StoreError(f"{kind}: the servers that hold {missing} keys do not answer")
             for id_, result in answers.items():
                 if result.outcome is not PutOutcome.AGAIN:
@@ -329,12 +355,12 @@ class Puts(Generic[K, V]):
         since: float,
     ) -> Stored:
         """What the store did, for the caller; memory and watchers take a value that was stored."""
-        is_stored = result.outcome in {PutOutcome.STORED, PutOutcome.REPLACED}
         token = ""
-        if is_stored:
+        if result.is_stored:
             self.note_stored(runtime, known, result, step, since)
             token = self._core.owner.changed()
-        return Stored(stored=is_stored, version=unpacked_version(result.version), token=token)
+        version = unpacked_version(result.version) if result.version else None
+        return Stored(stored=result.is_stored, version=version, token=token)
 
     def note_stored(
         self,
@@ -346,7 +372,9 @@ class Puts(Generic[K, V]):
     ) -> None:
         """The store has stored the value: update memory and watchers, unless it was overtaken."""
         memory = self._memory
-        copy = replace(known.copy, version=result.version)
+        copy = known.copy
+        if copy.version != result.version:
+            copy = replace(copy, version=result.version)
         memory.counts.puts += 1
         memory.counts.mended([known.id])
         memory.causes.forget(known.key)

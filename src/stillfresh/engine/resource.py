@@ -410,9 +410,7 @@ class Resource(Face[K, V]):
         resource's. Raises ConfigError if the value cannot be stored, and StoreError if the store
         did not confirm it.
         """
-        self.core.names.check([key])  # before it is hashed
-        results = await self.core.puts.put({key: value}, terms, version=version)
-        return results[key]
+        return await self.core.puts.put_one(key, value, terms, version=version)
 
     async def put_many(
         self,
@@ -444,11 +442,9 @@ class Resource(Face[K, V]):
 
         Of several callers at once, in any process, the result of one says that it was stored.
         """
-        self.core.names.check([key])  # before it is hashed
-        results = await self.core.puts.put(
-            {key: value}, terms, version=version, when=When.NO_LIVE_COPY
+        return await self.core.puts.put_one(
+            key, value, terms, version=version, when=When.NO_LIVE_COPY
         )
-        return results[key]
 
     async def touch(self, key: K, **terms: Unpack[OwnTerms]) -> Stored:
         """Give a fresh copy new times that count from now, and leave its value.
@@ -456,9 +452,7 @@ class Resource(Face[K, V]):
         Terms that are left out are the resource's. If there is no fresh copy, nothing is stored,
         and the result says so.
         """
-        self.core.names.check([key])  # before it is hashed
-        results = await self.core.puts.put({key: Loaded(KEEP)}, terms, when=When.LIVE_COPY)
-        return results[key]
+        return await self.core.puts.put_one(key, Loaded(KEEP), terms, when=When.LIVE_COPY)
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
         """Publish what `change` makes of the present value. No other change is lost.

@@ -38,6 +38,8 @@ class Runtime(Tasks):
         """`is_timed`: False for a store whose steps nobody wants to see."""
         super().__init__()
         self.loop = asyncio.get_running_loop()
+        self.new_generation = store.new_generation
+        """Draws the generation of a copy that is to be put. It is no step, so it is not timed."""
         can = capabilities_of(store)
         self.store = store
         # Timing a step that does not wait would take as long as the step.

@@ -85,7 +85,7 @@ class Updates(Generic[K, V]):
                 if id_ not in await runtime.store.read(self._spec.kind, [id_]):
                     return False
             result = await self._put_nothing_over_a_live_copy(runtime, key)
-        if result.outcome is PutOutcome.STORED or result.outcome is PutOutcome.REPLACED:
+        if result.is_stored:
             return True
         if is_loading or not result.is_empty:
             await self._core.delete([key])
@@ -100,7 +100,7 @@ class Updates(Generic[K, V]):
         with self._core.changes.overtaking([key]) as step:
             results = await self._puts.settle(runtime, {known.id: put}, lambda _: False)
         result = results[known.id]
-        if result.outcome in {PutOutcome.STORED, PutOutcome.REPLACED}:
+        if result.is_stored:
             self._puts.note_stored(runtime, known, result, step, since)
             self._core.owner.changed()
         return result

@@ -275,6 +275,8 @@ class Watcher(Driver[K], Generic[K, V]):
         self, key: K, copy: Copy, value: V | None, outlook: Outlook, *, unverified: bool = False
     ) -> None:
         """A new copy was loaded, or put. `unverified`: the store did not confirm it."""
+        if not self.watches and not self.late:  # nobody watches anything
+            return
         verdict = outlook.at_arrival
         if unverified:  # a watch asked at no certain time, so perhaps after the load began
             verdict = without_store(verdict)

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
 from functools import lru_cache
-from secrets import token_hex
+from os import urandom
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
@@ -188,6 +188,11 @@ class PutResult(Struct, frozen=True, gc=False):
     is_empty: bool = False
     """REFUSED because nothing is stored: no copy, lease or failure (`TellsEmptiness`)."""
 
+    @property
+    def is_stored(self) -> bool:
+        """True if the copy was stored, also if another change has replaced it since."""
+        return self.outcome is PutOutcome.STORED or self.outcome is PutOutcome.REPLACED
+
 
 class Costs(Struct, frozen=True, gc=False):
     """Requests to services that charge for each, since the store was opened."""
@@ -276,7 +281,7 @@ class Store(Protocol):
 
     def new_generation(self) -> str:
         """Draw the generation of a copy that is to be put; random, so that none comes back."""
-        return token_hex(16)
+        return urandom(16).hex()
 
     @abstractmethod
     async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
