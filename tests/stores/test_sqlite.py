@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import apsw
 import pytest
+from msgspec.structs import replace
 
 from game_service.steps import APPLICATION_ID as games_id  # noqa: N811
 from stillfresh import Clock, ConfigError, NotOpen, StoreError
@@ -31,6 +32,7 @@ from stillfresh.stores.contract import (
     Mark,
     Put,
     PutOutcome,
+    PutResult,
     Record,
     Store,
     When,
@@ -713,6 +715,28 @@ class TestS13Put:
                 stamps += [results["a"].stamp for results in puts]
             path.unlink()
         assert stamps == sorted(set(stamps))
+
+    async def test_an_add_of_a_live_copy_needs_no_lock(self, path: Path) -> None:
+        """S13: it writes nothing, so it does not wait for a process that writes."""
+        async with opened(path) as store:
+            await new_put(store)
+            add = replace(put_of(store, b"add"), when=When.NO_LIVE_COPY)
+            with closing(apsw.Connection(str(path))) as other:
+                other.execute("BEGIN IMMEDIATE")
+                results = await store.put("post", {"a": add})
+                other.execute("ROLLBACK")
+            assert results["a"] == PutResult(PutOutcome.REFUSED)
+            assert value(store) == b"put"
+
+    async def test_of_several_adds_those_of_new_ids_are_stored(self, path: Path) -> None:
+        """S13: each id has its own outcome, also beside a live copy."""
+        async with opened(path) as store:
+            await new_put(store)
+            add = replace(put_of(store, b"add"), when=When.NO_LIVE_COPY)
+            results = await store.put("post", {"a": add, "b": add})
+            outcomes = {id_: result.outcome for id_, result in results.items()}
+            assert outcomes == {"a": PutOutcome.REFUSED, "b": PutOutcome.STORED}
+            assert (value(store), value(store, "b")) == (b"put", b"add")
 
     async def test_a_put_waits_for_another_process(self, path: Path) -> None:
         """The busy handler is the same as for every write."""

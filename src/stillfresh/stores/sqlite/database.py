@@ -15,14 +15,14 @@ A job begins when its transaction has the file's lock. Until then its caller may
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 import apsw
+from msgspec import Struct, field
 
 from stillfresh.errors import ConfigError, StoreError
 from stillfresh.stores.sqlite.connection import (
@@ -59,6 +59,7 @@ from stillfresh.stores.sqlite.ownership import (
 )
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 CONCERNS_ALL: Final = (StoreError, *BUSY, *CORRUPT, apsw.ReadOnlyError, apsw.CantOpenError)
 """Not one job's fault: trying them one by one would fail as often."""
@@ -66,8 +67,7 @@ CONCERNS_ALL: Final = (StoreError, *BUSY, *CORRUPT, apsw.ReadOnlyError, apsw.Can
 log = logging.getLogger("stillfresh.sqlite")
 
 
-@dataclass(eq=False, slots=True)
-class WriteJob:
+class WriteJob(Struct, eq=False):
     """A job, the callers that wait for it, and what it returned or raised.
 
     Urgent: tried even while the file is locked. Jobs are urgent unless they say otherwise, unlike
@@ -78,7 +78,7 @@ class WriteJob:
     future: "asyncio.Future[Any] | Future[Any] | None" = None
     writes: bool = True
     urgent: bool = True
-    queued_at: float = field(default_factory=time.monotonic)
+    queued_at: float = field(default_factory=monotonic)
     """By the monotonic clock."""
     result: Any = None
     error: Exception | None = None
@@ -223,6 +223,8 @@ class WriteDatabase:
         """What has the name of our file. If that is lost, part from it, and raise StoreError."""
         file = self.file
         finding = self._lost_because or file.identify()
+        if finding is Finding.SAME:
+            return finding
         if self._lost_because is None and file.is_lost(finding):
             with translated(file.path), locked(file.path, self.patience.limit) as lock:
                 finding = file.identify()
@@ -243,7 +245,7 @@ class WriteDatabase:
     def run_read(self, work: WriteJob) -> None:
         """Run a job that only reads, outside any transaction: it needs no lock or disk space."""
         try:
-            work.result = self._mending(lambda: work.job(self._ready(writing=False)))
+            work.result = self._mending(lambda job: job(self._ready(writing=False)), work.job)
         except Exception as exc:  # noqa: BLE001 (handed to the caller)
             work.error = exc
             self._explain(work)
@@ -251,7 +253,7 @@ class WriteDatabase:
     def write(self, group: Sequence[WriteJob]) -> None:
         """Run the jobs; each is committed, or gets its error."""
         try:
-            self._mending(lambda: commit(self._ready(writing=True), group, self.claims))
+            self._mending(self._commit, group)
         except Exception as exc:  # noqa: BLE001 (handed to the caller)
             for work in group:
                 if len(group) == 1 or isinstance(exc, CONCERNS_ALL):
@@ -259,18 +261,22 @@ class WriteDatabase:
                 else:  # one of them broke the transaction: run each alone
                     self.write([work])
         for work in group:
-            self._explain(work)
+            if work.error is not None:
+                self._explain(work)
 
-    def _mending(self, action: Callable[[], T]) -> T:
+    def _commit(self, group: Sequence[WriteJob]) -> None:
+        commit(self._ready(writing=True), group, self.claims)
+
+    def _mending(self, action: Callable[[U], T], argument: U) -> T:
         """Run the action; once more, if it failed because the file is corrupt or not the same."""
         try:
-            return action()
+            return action(argument)
         except FAILED as exc:
             if isinstance(exc, CORRUPT):
                 self.damaged = self._writer
             elif self.file.identify() is Finding.SAME:
                 raise
-            return action()
+            return action(argument)
 
     def _ready(self, *, writing: bool) -> apsw.Connection:
         """The connection; opens the file again if it is corrupt, gone, or maybe writable again."""

@@ -159,12 +159,12 @@ class Statements:
             NULL, NULL, NULL, NULL, t.absent,
             CASE (SELECT typeof(value) FROM {copies} WHERE id = t.id)
                 WHEN 'blob' THEN x'' WHEN 'null' THEN NULL ELSE 0 END,
-            t.version, t.id
+            t.version
         FROM {times} t WHERE t.id = ?
     """
     """The row for a put: of the value only whether it is one, an absence, or damaged."""
     stored_version = """
-        SELECT t.id, t.version FROM {times} t
+        SELECT t.version FROM {times} t
         WHERE t.id = ? AND t.version IS NOT NULL AND t.generation IS NOT NULL
     """
     """For a put that cannot be refused: it takes a fifth of the time of `stored`."""

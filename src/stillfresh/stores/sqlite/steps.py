@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import apsw
 from msgspec.structs import replace
@@ -73,6 +73,9 @@ from stillfresh.stores.sqlite.tags import (
     replace_tags,
     tagged,
 )
+
+Execute: TypeAlias = Callable[[str, tuple[Any, ...]], apsw.Cursor]
+"""Of one cursor, which is used again for the next statement."""
 
 
 class KindTables:
@@ -181,59 +184,52 @@ class KindTables:
     def put(
         self, connection: apsw.Connection, puts: Mapping[str, Put], now: float
     ) -> dict[str, PutResult]:
-        """Decide by the stored rows; then write times, values and tags of those that are stored.
+        """Decide by the stored row of each id; then write its times, value and tags.
 
         Most puts cannot be refused, and need to know the stored version only.
         Never AGAIN: nothing is late here, because a step is withdrawn when its caller gives up.
         """
         sql = self.ensure_tables(connection)
+        execute = connection.cursor().execute
         results: dict[str, PutResult] = {}
-        plain = {id_: put for id_, put in puts.items() if not may_be_refused(put)}
-        copies = self._with_versions(connection, plain)
-        conditional = {id_: put for id_, put in puts.items() if id_ not in plain}
-        present = self._stored(connection, conditional)
-        for id_, put in conditional.items():
-            stored = present.get(id_)
-            refusal = put_refusal(put, stored, now)
-            if refusal is None:
-                copies[id_] = with_stored_parts(put.copy, stored)
+        position = 0
+        for id_, put in puts.items():
+            if may_be_refused(put):
+                stored = self._stored(execute, id_)
+                refusal = put_refusal(put, stored, now)
+                if refusal is not None:
+                    results[id_] = refusal
+                    continue
+                copy = with_stored_parts(put.copy, stored)
             else:
-                results[id_] = refusal
-        if not copies:
-            return results
-        position = next_position(connection)
-        times = [_columns(id_, copy, position) for id_, copy in copies.items()]
-        connection.executemany(sql.put, times)
-        self._write_values(connection, {id_: puts[id_].copy for id_ in copies})
-        self._write_tags(connection, {id_: puts[id_] for id_ in copies})
-        for id_, copy in copies.items():
+                copy = self._with_version(execute, id_, put.copy)
+            if position == 0:  # the same for all; a refusal takes none
+                position = next_position(connection)
+            execute(sql.put, _columns(id_, copy, position))
+            if put.copy.value is not UNREAD:
+                execute(sql.write_value, (id_, copy.value))
+            self._write_tags(connection, id_, put)
             results[id_] = PutResult(PutOutcome.STORED, copy.version, position)
         return results
 
-    def _write_tags(self, connection: apsw.Connection, puts: Mapping[str, Put]) -> None:
+    def _write_tags(self, connection: apsw.Connection, id_: str, put: Put) -> None:
         """Replace the tags of the key and of the value, each unless the put leaves it alone."""
-        own = {id_: put.tags for id_, put in puts.items() if put.tags is not None}
-        late = {id_: put.late for id_, put in puts.items() if put.late is not None}
-        replace_tags(connection, self.kind, own)
-        if late:
-            replace_late_tags(connection, self.kind, late)
+        if put.tags is not None:
+            replace_tags(connection, self.kind, {id_: put.tags})
+        if put.late is not None:
+            replace_late_tags(connection, self.kind, {id_: put.late})
 
-    def _with_versions(
-        self, connection: apsw.Connection, puts: Mapping[str, Put]
-    ) -> dict[str, Copy]:
-        """The copies of puts that cannot be refused, with the versions that are stored."""
-        copies = {id_: put.copy for id_, put in puts.items()}
-        ids = [(id_,) for id_ in puts]
-        rows: list[Row] = connection.executemany(self.sql.stored_version, ids).fetchall()
-        for id_, version in rows:
-            if is_version(version) and not is_deletion(copies[id_]):
-                copies[id_] = replace(copies[id_], version=version)
-        return copies
+    def _with_version(self, execute: Execute, id_: str, copy: Copy) -> Copy:
+        """The copy of a put that cannot be refused, with the version that is stored."""
+        version = execute(self.sql.stored_version, (id_,)).get
+        if version is None or not is_version(version) or is_deletion(copy):
+            return copy
+        return replace(copy, version=version)
 
-    def _stored(self, connection: apsw.Connection, ids: Iterable[str]) -> dict[str, Copy | None]:
-        """The stored copies of these ids; each value is empty bytes, or None if it is absent."""
-        rows = connection.executemany(self.sql.stored, [(id_,) for id_ in ids])
-        return {row[ID_AT]: record_of(row[:ID_AT], None).copy for row in rows}
+    def _stored(self, execute: Execute, id_: str) -> Copy | None:
+        """The stored copy of this id; its value is empty bytes, or None if it is absent."""
+        row = execute(self.sql.stored, (id_,)).get
+        return None if row is None else record_of(row, None).copy
 
     def renew(
         self, connection: apsw.Connection, leases: Sequence[Lease], lease_for: float, now: float

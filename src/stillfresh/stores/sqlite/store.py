@@ -11,9 +11,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from os import PathLike, fspath
+from os import PathLike, fspath, urandom
 from pathlib import Path
-from secrets import token_hex
 from threading import get_ident
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -22,7 +21,7 @@ from msgspec.structs import replace
 
 from stillfresh.checks import checked_bytes
 from stillfresh.clock import Clock
-from stillfresh.errors import STORE_CLOSED, ConfigError, NotOpen, shown
+from stillfresh.errors import STORE_CLOSED, ConfigError, NotOpen, StoreError, shown
 from stillfresh.stores.capabilities import (
     CountsEntries,
     EvictsEntries,
@@ -48,8 +47,9 @@ from stillfresh.stores.contract import (
     Store,
     StoredEntry,
     StoreStats,
+    When,
 )
-from stillfresh.stores.rules import checked_limit
+from stillfresh.stores.rules import checked_limit, put_refusal
 from stillfresh.stores.sqlite import steps
 from stillfresh.stores.sqlite.bounds import WRITTEN_EVERY, FileBounds
 from stillfresh.stores.sqlite.connection import CORRUPT, FAILED, PATIENCE, abandon, explained
@@ -103,7 +103,7 @@ class SqliteStore(
         path: str | PathLike[str],
         *,
         clock: Clock = time.time,
-        new_token: Callable[[], str] = lambda: token_hex(16),
+        new_token: Callable[[], str] = lambda: urandom(16).hex(),
         patience: float = PATIENCE,
         file_format: Format = STORE,
         max_bytes: int | str | None = None,
@@ -324,6 +324,9 @@ class SqliteStore(
 
     async def put(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult]:
         """Never AGAIN. All ids are stored in one transaction, or none if it raises."""
+        refused = self._refused_adds(kind, puts)
+        if refused is not None:
+            return refused
 
         def job(file: apsw.Connection) -> dict[str, PutResult]:
             tables = own_tables(kind)
@@ -342,6 +345,28 @@ class SqliteStore(
             return results
 
         return await self.run(job, urgent=False)
+
+    def _refused_adds(self, kind: str, puts: Mapping[str, Put]) -> dict[str, PutResult] | None:
+        """The results of adds that are all refused by what is stored now; None: the writer decides.
+
+        A refusal writes nothing, so it needs neither the writer nor the file's lock.
+        """
+        for put in puts.values():
+            if put.when is not When.NO_LIVE_COPY:
+                return None
+        try:
+            records = self.read_now(kind, list(puts))
+        except StoreError:  # the writer waits longer for a lock than a read does
+            return None
+        now = self._clock()
+        results: dict[str, PutResult] = {}
+        for id_, put in puts.items():
+            record = records.get(id_)
+            refusal = None if record is None else put_refusal(put, record.copy, now)
+            if refusal is None:
+                return None
+            results[id_] = refusal
+        return results
 
     def _shrink_soon(self) -> None:
         """Drop copies in slices, each its own job; other writes run in between."""

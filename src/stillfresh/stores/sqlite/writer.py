@@ -308,8 +308,6 @@ class Writer:
 
     def _do(self, group: list[WriteJob]) -> None:
         began = time.monotonic()
-        with self._gate:
-            self._limit_patience()
         writes = [work for work in group if work.writes and not work.is_withdrawn]
         if self._breaker.is_open:
             for work in writes:
@@ -324,6 +322,7 @@ class Writer:
                 self.database.run_read(work)
 
     def _limit_patience(self) -> None:
+        """Under the gate, when the breaker has changed, or the end has begun."""
         limits = [self._patience]
         if self._breaker.is_open:
             limits.append(PROBE)
@@ -335,14 +334,16 @@ class Writer:
         """Note whether the file could be written; log when that changes."""
         was_open = self._breaker.is_open
         errors = [work.error for work in group if work.error is not None]
-        if any(isinstance(error.__cause__, LOCKED_OUT) for error in errors):
+        if errors and any(isinstance(error.__cause__, LOCKED_OUT) for error in errors):
             with self._gate:
                 self._breaker.failed(began, time.monotonic())
+                self._limit_patience()
             if not was_open:
                 log.warning("%s; stillfresh tries it again every 2 s or sooner", errors[0])
         elif was_open:
             with self._gate:
                 self._breaker.succeeded()
+                self._limit_patience()
             log.warning("%s: can be written again", self._path)
 
     def _next_group(self) -> tuple[list[WriteJob], bool]:
