@@ -8,8 +8,11 @@ map: its sections, and the links in their order. Everything else is in zensical.
 
 The search compares titles and texts, and knows of no page that matters more. So what only helps
 somebody who changes stillfresh is left out of it: the records of decisions (their index is in it),
-the rules with their tests, and names that other code does not need. Of two places that match
-equally, it lists the one first that comes first in its index, which is sorted here.
+the rules with their tests, and names that other code does not need. Of two titles that have the
+words, it lists the one first in which they stand further to the left; of two places that match
+equally, the one that comes first in its index. So the index is sorted as docs/index.md is, guides
+first. And a name of the reference is listed in full (`stillfresh.Cache.invalidate_tag`), a heading
+of the benchmarks as one of them, which puts both after a heading that begins with the word.
 """
 
 import json
@@ -32,8 +35,10 @@ HIDDEN = "---\nsearch:\n  exclude: true\n---\n"
 """Begins a page that the search does not know."""
 UNSEARCHED = re.compile(r"decisions/\d|reference/inside\.|seeds\.|changelog\.|changes/")
 """Pages for those who change stillfresh."""
-SEARCH_ORDER = ("index.", "readme.", "", "guides/", "decisions/", "reference/")
-"""How the places of pages begin, in the order in which the search lists equal matches."""
+REFERENCE = re.compile(r"reference/.*#(stillfresh\..+)")
+"""The place of a public name: its full name is the anchor."""
+BENCHMARKS = "benchmarks.html#"
+"""How the places of their headings begin."""
 MOVED = {Path("front.md"): Path("index.md"), Path("index.md"): Path("map.md")}
 """Pages of docs that the site has under another name."""
 
@@ -71,21 +76,29 @@ def shown(target: Path) -> str:
     )
 
 
-def navigation() -> list[dict[str, str | list[dict[str, str]]]]:
-    """The sections of docs/index.md; a page that is linked twice belongs to the first of them."""
+def sections() -> dict[str, dict[str, str]]:
+    """The pages of docs/index.md by title, in sections; one linked twice belongs to the first."""
     index = (DOCS / "index.md").read_text()
+    by_name: dict[str, dict[str, str]] = {}
+    seen = {Path("index.md"), Path("map.md")}
+    for section in index.split("\n## ")[1:]:
+        pages: dict[str, str] = {}
+        for title, link in re.findall(r"\[([^]]+)\]\(([^):#]+)\)", section):
+            if (at := place((DOCS / link).resolve())) not in seen:
+                seen.add(at)
+                pages[title] = str(at)
+        by_name[section.partition("\n")[0]] = pages
+    return by_name
+
+
+def navigation() -> list[dict[str, str | list[dict[str, str]]]]:
+    """The front page, the map, and the sections of the map."""
     nav: list[dict[str, str | list[dict[str, str]]]] = [
         {"stillfresh": "index.md"},
         {"All pages": "map.md"},
     ]
-    seen = {Path("index.md"), Path("map.md")}
-    for section in index.split("\n## ")[1:]:
-        entries = []
-        for title, link in re.findall(r"\[([^]]+)\]\(([^):#]+)\)", section):
-            if (at := place((DOCS / link).resolve())) not in seen:
-                seen.add(at)
-                entries.append({title: str(at)})
-        nav.append({section.partition("\n")[0]: entries})
+    for name, pages in sections().items():
+        nav.append({name: [{title: page} for title, page in pages.items()]})
     return nav
 
 
@@ -111,16 +124,36 @@ def write(build: Path) -> None:
     (build / "zensical.toml").write_text(config.replace('["src"]', f'["{ROOT / "src"}"]'))
 
 
-def rank(entry: dict[str, str]) -> int:
-    """Where the search lists this entry among equal matches."""
-    begins = [start for start in SEARCH_ORDER if entry["location"].startswith(start)]
-    return SEARCH_ORDER.index(max(begins, key=len))
+def sorted_for_search(entries: list[dict[str, str]], pages: list[str]) -> list[dict[str, str]]:
+    """The search's entries in the order of these pages, each with a title that says where it leads.
+
+    A page that is in no list, such as the front page, only repeats what others explain: it comes
+    after them, and before the reference.
+    """
+    position = {page: number for number, page in enumerate(pages)}
+
+    def rank(entry: dict[str, str]) -> tuple[bool, int]:
+        page = entry["location"].partition("#")[0]
+        return page.startswith("reference/"), position.get(page, len(pages))
+
+    return sorted((entry | {"title": search_title(entry)} for entry in entries), key=rank)
+
+
+def search_title(entry: dict[str, str]) -> str:
+    """The title under which the search lists this entry: one that says where it leads."""
+    if name := REFERENCE.fullmatch(entry["location"]):
+        return name[1]
+    if entry["location"].startswith(BENCHMARKS):
+        return f"Benchmarks: {entry['title']}"
+    return entry["title"]
 
 
 def sort_search(site: Path) -> None:
     """Sort the search's index: once as data, and once as the script that pages on a disk load."""
     index = json.loads((site / "search.json").read_text())
-    index["items"].sort(key=rank)
+    listed = [page for pages in sections().values() for page in pages.values()]
+    pages = [str(Path(page).with_suffix(".html")) for page in listed]
+    index["items"] = sorted_for_search(index["items"], pages)
     text = json.dumps(index, ensure_ascii=False)
     (site / "search.json").write_text(text)
     (site / "search.js").write_text(f"var __index = {text}")

@@ -102,6 +102,20 @@ def test_the_docs_search_knows_every_page(built: Path) -> None:
     assert not any(unsearched.match(page) for page in known)
 
 
+def test_the_docs_search_lists_public_names_only_and_in_full(built: Path) -> None:
+    """A result such as `put` would not say of what; names with an underscore are not for users."""
+    entries = json.loads(text(built / "search.json"))["items"]
+    names = {
+        entry["location"].partition("#")[2]: entry["title"]
+        for entry in entries
+        if entry["location"].startswith("reference/") and "#stillfresh." in entry["location"]
+    }
+    assert len(names) > 1_000
+    assert all(title == name for name, title in names.items())
+    private = [name for name in names if re.search(r"\._[a-z]", name)]
+    assert private == []
+
+
 FIRST = {
     "maximum size": "guides/limiting-memory-and-disk.html",
     "multiple workers": "guides/several-workers.html",
@@ -116,6 +130,22 @@ FIRST = {
     "nginx": "guides/gateway-recipes.html",
     "memcached": "comparison.html",
     "trio": "comparison.html",
+    "rate limit": "comparison.html",
+    "ttl": "guides/choosing-times.html",
+    "stampede": "guides/several-workers.html",
+    "thundering herd": "guides/several-workers.html",
+    "invalidate tag": "guides/invalidating.html",
+    "tags": "guides/invalidating.html",
+    "timeout": "guides/when-things-fail.html",
+    "logging": "guides/when-things-fail.html",
+    "windows": "versions.html",
+    "sqlite": "stores.html",
+    "postgres": "stores.html",
+    "install": "readme.html",
+    "celery": "celery.html",
+    "flask": "flask.html",
+    "per user": "guides/caching-per-user.html",
+    "dogpile": "guides/migrating.html",
 }
 """What visitors type, and the page that should be listed first."""
 SEARCH = """async ([worker, index, queries]) => {
