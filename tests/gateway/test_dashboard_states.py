@@ -80,6 +80,7 @@ class World:
     ) -> None:
         self.pages = Passing()
         self.fails = False
+        self.trouble = REFUSED
         self.version = 1
         self.kinds = kinds or ("post", "users_subscription")
         declared = [
@@ -99,7 +100,7 @@ class World:
 
     async def fetch(self, ids: list[str]) -> dict[str, Any]:
         if self.fails:
-            raise ConnectionError(REFUSED)
+            raise ConnectionError(self.trouble)
         return {id_: {"id": id_, "version": self.version} for id_ in ids}
 
     async def read(self, *ids: str, kind: str | None = None) -> None:
@@ -511,6 +512,30 @@ CURVE = """async (points) => {
   drawn.before(place);
   spark(place, points, "Reads");
 }"""
+
+
+class TestHealthLine:
+    async def test_one_reason_for_uncached_requests_stands_without_a_second_number(
+        self, new_page: NewPage
+    ) -> None:
+        async with shown(new_page, STATES["one"]) as (page, world):
+            world.pages.passed = {"method": 7}
+            await expect(page.locator("#health-text")).to_contain_text(
+                "7 requests passed through uncached: not GET or HEAD."
+            )
+
+    async def test_an_error_of_several_lines_is_shown_by_its_first_line(
+        self, new_page: NewPage
+    ) -> None:
+        async with shown(new_page, STATES["one"]) as (page, world):
+            world.trouble = "Server error '500'\nFor more information, read the manual"
+            world.fails = True
+            with suppress(LoadFailed):
+                await world.app.hub.resource("post").refresh("a")
+            await world.read("a")
+            detail = page.locator("#health-detail")
+            await expect(detail).to_contain_text("Server error '500'")
+            await expect(detail).not_to_contain_text("For more information")
 
 
 class TestI28Dashboard:

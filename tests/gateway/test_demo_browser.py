@@ -489,7 +489,7 @@ class TestG22Header:
         await expect(page.locator("#rate-word")).to_contain_text("the next call waits")
         await page.get_by_role("button", name="Call it").click()
         await expect(page.locator("#rate-badge")).to_contain_text("fresh")
-        await expect(page.locator("#rate-word")).to_contain_text("For 10 s, calls return this copy")
+        await expect(page.locator("#rate-word")).to_contain_text("Until the copy is 10 s old")
 
 
 FIGURES = """() => [...document.querySelectorAll(".meter > div:not(.word)")].map((figure) =>

@@ -40,7 +40,7 @@ def boards_of(cache: Cache, http: httpx2.AsyncClient, pause: float) -> Boards:
             response = await http.get(f"/games/{game_id}", headers={PLAYER: user})
             content: dict[str, Any] = response.raise_for_status().json()
         except httpx2.HTTPError as exc:
-            raise RetryAfter(pause, f"the game service: {exc!r}") from exc
+            raise RetryAfter(pause, f"the game service {_trouble(exc)}") from exc
         return content
 
     return board
@@ -173,9 +173,14 @@ class Playing:
                 raise MoveRefused(response.json()["error"])
             response.raise_for_status()
         except httpx2.HTTPError as exc:
-            is_answer = isinstance(exc, httpx2.HTTPStatusError)
-            why = "answered with an error" if is_answer else "does not answer"
-            raise MoveRefused(f"the game service {why}: your move was taken back") from exc
+            why = f"the game service {_trouble(exc)}: your move was taken back"
+            raise MoveRefused(why) from exc
+
+
+def _trouble(error: httpx2.HTTPError) -> str:
+    """What the game service did, in a visitor's words."""
+    is_answer = isinstance(error, httpx2.HTTPStatusError)
+    return "answered with an error" if is_answer else "does not answer"
 
 
 def freshness(answer: Answer[Any] | Dated) -> dict[str, Any]:

@@ -37,7 +37,7 @@ function taken(seconds) {
 }
 
 function meaning(verdict, error) {
-  if (verdict === "fresh") return "For 10 s, calls return this copy and do not run the function.";
+  if (verdict === "fresh") return "Until the copy is 10 s old, calls return it and do not run the function.";
   if (error) return "Loading failed: this is the old copy.";
   return "The copy is stale: the function runs in the background. Call again.";
 }

@@ -156,7 +156,7 @@ function health({ told, kinds, sum }) {
   if (failing.length) {
     const names = failing.slice(0, 3).join(", ") + (failing.length > 3 ? ", …" : "");
     const lost = recent.gone ? `; ${plural(recent.gone, "read")} went unanswered in the last minute` : "; stored copies are served";
-    const detail = told.resources.filter((row) => row.error).slice(0, 2).map((row) => `${row.kind}: ${row.error}`).join("; ");
+    const detail = told.resources.filter((row) => row.error).slice(0, 2).map((row) => `${row.kind}: ${firstLine(row.error)}`).join("; ");
     return [recent.gone ? "bad" : "warn", `The upstream fails for ${plural(failing.length, "kind")} (${names})${lost}.`, detail];
   }
   if (!kinds.size) return ["none", "Nothing is cached: no kind and no page is set up."];
@@ -196,9 +196,15 @@ function missedText(told, kinds) {
   return `Copies are older than the objective allows: ${names.join(", ")}${burning.length > 3 ? ", …" : ""}. `;
 }
 
-/** "62 requests passed through uncached: 40 no freshness stated, 22 set a cookie." */
+/** Of an error of several lines, the first says what happened. */
+function firstLine(text) {
+  return text.split(/\r?\n/, 1)[0];
+}
+
+/** "62 requests passed through uncached: 40 no freshness stated, 22 set a cookie." One reason has no number. */
 function passedText(passed) {
   const sum = (some) => some.reduce((all, [, number]) => all + number, 0);
+  if (passed.length === 1) return `${plural(sum(passed), "request")} passed through uncached: ${wordsOf(passed[0][0])}.`;
   const named = passed.slice(0, MOST_REASONS).map(([reason, number]) => `${count(number)} ${wordsOf(reason)}`);
   const others = sum(passed.slice(MOST_REASONS));
   if (others) named.push(`${count(others)} for other reasons`);
@@ -239,7 +245,8 @@ function tellHealth(level, text, detail = "") {
   }
   byId("health").dataset.level = level;
   put(byId("health-text"), text);
-  put(byId("health-detail"), visible(detail).slice(0, MOST_DETAIL));
+  const shown = visible(detail);
+  put(byId("health-detail"), shown.length > MOST_DETAIL ? `${shown.slice(0, MOST_DETAIL)}…` : shown);
 }
 
 /** The three questions, and the histogram: of the last five minutes, or since the start. */
