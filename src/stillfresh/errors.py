@@ -60,7 +60,8 @@ class LeaseLost(StillfreshError):
 class LoadFailed(StillfreshError):
     """A load failed and no copy may be served. `__cause__` is the loader's error.
 
-    It is None if another process saw that error, or if it happened long ago; the text says it.
+    `__cause__` is None if another process saw that error, or if it happened long ago. The message
+    names it in any case.
     """
 
     _plain = True

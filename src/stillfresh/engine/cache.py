@@ -173,8 +173,8 @@ class Cache(Lifecycle):
             raises: Exceptions of the loader that callers get as they are. They are no failures.
             share: True: all callers get the same object, and must not change it. False: each caller
                 gets a value of its own, which costs one decoding for each read.
-            patience: How long callers wait for a load if an old copy may be served on an error.
-                Without one they get LoadTimeout. None: to the end of the load.
+            patience: How long callers wait for a load. Then they get the old copy, if it may be
+                served on an error, or else LoadTimeout. None: they wait until the load ends.
             check: The share of reads that is compared in the background with what the loader gives.
             true_within: How late a copy may be, in those checks; None: `fresh_for`.
             check_calls: The most calls of the loader a second that checks make.

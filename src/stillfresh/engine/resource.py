@@ -291,7 +291,8 @@ class Resource(Face[K, V]):
     def memo(self, keys: Sequence[K]) -> tuple[Memo[K, V], list[Answer[V]]] | None:
         """Return a memo of these keys' answers in memory, and the answers.
 
-        For a layer that makes something of them, to serve it again while `Memo.read` confirms it.
+        A layer that builds something from these answers keeps the memo with it: while
+        `Memo.read` confirms the memo, what was built can be served again.
         None if an answer is not in memory, or may not be served again as it is: it is not fresh,
         absent or failed.
         """

@@ -70,7 +70,7 @@ class Gateway:
         page_cache: The page cache of that app, for the dashboard and for purging.
         authenticate: Called with a token; returns the viewer's id, or None.
         origins: Origins whose pages may read entities and connect, such as `https://example.com`.
-        hosts: The names, besides loopback's, under which this machine may ask. None: any name.
+        hosts: Host names, besides loopback's, that requests from this machine may have. None: any.
         token: The operator's token; without it the dashboard is for this machine only.
         max_connections: The most live connections.
         own_prefix: A path such as `/_cache`, below which all paths of the gateway's own are. Every

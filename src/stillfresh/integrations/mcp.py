@@ -44,7 +44,7 @@ class StoredReply(Struct):
 class ResponseStore:
     """A `ResponseCacheStore` of the MCP SDK on a `Cache`, which must be open.
 
-    `name` is the name of its resource, unlike those of other resources of that cache. All entries
+    `name` names its resource; no other resource of that cache may have it. All entries
     have the tag `name`, and `name:method`, such as `mcp:tools/list`.
     """
 

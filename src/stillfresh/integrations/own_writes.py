@@ -40,7 +40,7 @@ class ReadYourWrites:
 
 
 class WsgiReadYourWrites:
-    """The same for WSGI."""
+    """WSGI middleware that does what `ReadYourWrites` does for ASGI."""
 
     def __init__(self, app: "WSGIApplication", caches: Collection[ReadsAtLeast]) -> None:
         self._app = app

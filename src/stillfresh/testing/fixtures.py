@@ -36,7 +36,7 @@ def cache_fixture(*caches: Cache | SyncCache) -> Any:  # noqa: ANN401 (a fixture
 
 
 def async_cache_fixture(*caches: Cache) -> Any:  # noqa: ANN401
-    """Return such a fixture for tests that are `async def`. Needs pytest-asyncio in mode "auto"."""
+    """Do the same for `async def` tests. Needs pytest-asyncio in mode "auto"."""
 
     async def empty_caches() -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
@@ -49,7 +49,7 @@ def async_cache_fixture(*caches: Cache) -> Any:  # noqa: ANN401
 
 
 def flask_fixture(fresh: "Fresh", app: "Flask | None" = None) -> Any:  # noqa: ANN401
-    """Return such a fixture for Flask: `flask_fixture(shop.fresh)`. `app`: one of several."""
+    """Return a fixture that empties Flask's cache: `flask_fixture(shop.fresh)`."""
 
     def caches() -> list[SyncCache]:
         if app is None:
@@ -61,7 +61,7 @@ def flask_fixture(fresh: "Fresh", app: "Flask | None" = None) -> Any:  # noqa: A
 
 
 def django_fixture(*aliases: str) -> Any:  # noqa: ANN401
-    """Return such a fixture for Django. `aliases`: names in CACHES; without any, all of ours."""
+    """Return a fixture that empties Django's caches: those of `aliases`, or all of ours."""
 
     def django_caches() -> list[SyncCache]:
         settings = import_module("django.conf").settings

@@ -50,7 +50,7 @@ class Live:
         max_message: The most bytes of a viewer's message.
         max_subscriptions: The most subscriptions of a viewer.
         max_connections: The most viewers at once.
-        heartbeat: How long a connection is silent before it is asked; after twice that it ends.
+        heartbeat: After this long in silence a connection is pinged; after twice that it is closed.
         patience: How long a slow viewer has to read what was sent.
         clock: Measures silence. Tests replace it.
         sleep: Called to wait. Tests replace it.

@@ -143,7 +143,7 @@ class DiskCache:
         value_type: The type of all values, for dataclasses, msgspec and Pydantic; None: plain data.
         codec: Turns values into bytes, or `zstd()` or `encrypted(keys)` around that.
         clock: Returns seconds since 1970.
-        settings: None. Settings of diskcache are refused with what to do instead.
+        settings: Settings of diskcache are refused, with what to do instead.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class DiskCache:
         tag: bool = False,
         retry: bool = False,
     ) -> Any:
-        """Return the value, or `default`; with `expire_time` or `tag`, a tuple of what is asked.
+        """Return the value, or `default`; with `expire_time` or `tag`, a tuple of it and these.
 
         `read`: bytes come as a file that is open for reading.
         """
@@ -256,7 +256,7 @@ class DiskCache:
         return map(key_of, reversed(list(self._ids())))
 
     def iterkeys(self, reverse: bool = False) -> Iterator[Any]:
-        """Iterate over the sorted keys, or from the last one."""
+        """Iterate over the keys in order; `reverse`: from the last one."""
         return reversed(self) if reverse else iter(self)
 
     # Writing.
@@ -314,7 +314,7 @@ class DiskCache:
         return is_added
 
     def add_items(self, items: Sequence[tuple[Any, CachedItem]]) -> int:
-        """Store many entries in one step, each with its end and tag; return how many.
+        """Store many entries in one step, each with its expiry time and tag; return how many.
 
         Entries whose keys are there already are left as they are.
         """
@@ -335,7 +335,7 @@ class DiskCache:
         return len(loaded_by_name)
 
     def touch(self, key: Any, expire: float | None = None, retry: bool = False) -> bool:
-        """Give an entry a new end; return False if there is no entry."""
+        """Give an entry a new expiry time; return False if there is no entry."""
         seconds = _seconds(expire)
         if not seconds:
             return self.delete(key)
@@ -349,9 +349,10 @@ class DiskCache:
         default: int | None = 0,
         retry: bool = False,
     ) -> Any:
-        """Add to a number, atomically in all processes; return the sum. It keeps its end and tag.
+        """Add to a number, atomically in all processes; return the sum.
 
-        Raises KeyError if there is no entry and `default` is None.
+        The entry keeps its expiry time and its tag. Raises KeyError if there is no entry and
+        `default` is None.
         """
         result: Any = None
 
@@ -415,13 +416,13 @@ class DiskCache:
         return len(ids)
 
     def expire(self, now: float | None = None, retry: bool = False) -> int:
-        """Remove the entries whose end has come; return how many. They are not served anyway."""
+        """Remove expired entries; return how many. They are not served anyway."""
         if now is not None:
             raise ConfigError("expire: leave out `now`; for another time, give clock= to DiskCache")
         return self.cull()
 
     def cull(self, retry: bool = False) -> int:
-        """Remove the entries whose end has come; return how many.
+        """Remove expired entries; return how many.
 
         Entries above `size_limit` are removed by the writes themselves.
         """
@@ -509,7 +510,7 @@ class DiskCache:
     # The cache itself.
 
     def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:
-        """Return hits and misses of this object since they were counted or reset.
+        """Return this object's hits and misses since counting began or was reset.
 
         `enable`: count from now on, or no more. `reset`: begin again from 0.
         """

@@ -93,9 +93,11 @@ class HttpCacheOptions(TypedDict, total=False):
     Args:
         name: The name of the resource in the store, in statistics and on the dashboard.
         shared: Store only what RFC 9111 lets a shared cache store: nothing personal.
-        fresh_for: How long every response is fresh, whatever it says; None: as it says.
-        stale_for: How long a response that does not say it is served while it is refreshed.
-        error_for: How long a response that does not say it is served if the site fails.
+        fresh_for: How long every response is fresh; None: as long as the response says.
+        stale_for: How long an old response is served while it is refreshed, if the response
+            does not say how long.
+        error_for: How long an old response is served if the site fails, if the response does
+            not say how long.
         keep_for: How long a response is kept after that, to be validated or read offline.
         heuristic: Without stated freshness, estimate it from `Last-Modified`.
         by_body: Store responses to POST and QUERY, by the body of the request.

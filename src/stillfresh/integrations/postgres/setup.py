@@ -62,7 +62,7 @@ async def drop_outbox(database: str) -> None:
 
 
 async def consumer_lags(database: str) -> dict[str, float]:
-    """Return, by consumer, the seconds it is behind: every older commit was delivered."""
+    """Return how many seconds each consumer is behind: all older commits were delivered."""
     async with connected(database) as link:
         return dict(await link.ask(LAGS))
 

@@ -131,7 +131,7 @@ class FeedCache:
             raise NotOpen("this feed cache is closed; open it with FeedCache.open(path)")
 
     def forked(self) -> None:
-        """In the child: the writing thread and the connections are the parent's."""
+        """Note a fork, in the child: the writing thread and the connections are the parent's."""
         self._is_forked = True
 
     def put_topic(self, topic: Topic) -> None:
