@@ -203,8 +203,8 @@ class Borrowed(AbstractContextManager[None]):
 
 def signals_let_through() -> AbstractContextManager[None]:
     """Inside the block, which is `outside()` the turn, signals end a user's function at once."""
-    held = THIS_THREAD.held
-    return LetThrough(held) if held is not None else nullcontext()
+    signals = THIS_THREAD.held
+    return LetThrough(signals) if signals is not None else nullcontext()
 
 
 class outside:  # noqa: N801 (used as a function)

@@ -81,7 +81,7 @@ async def world(
     undated = uvicorn.Config(
         api, lifespan="off", log_level="critical", ws="none", date_header=False
     )
-    async with running(api, undated) as url, new_client(5, kept=2) as upstream:
+    async with running(api, undated) as url, new_client(5, idle_connections=2) as upstream:
         kind = {"url": url + path, "fresh_for": "5m", **more}
         who = {"authenticate_url": f"{url}/who"} if more.get("per_viewer") else {}
         tables = {"store": {"url": store}, "kinds": {"item": kind}, "server": who}

@@ -28,7 +28,7 @@ def settings_for(url: str, **more: Any) -> Settings:
 @asynccontextmanager
 async def world(api: Api, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway in front of this API."""
-    async with running(api, api_config(api)) as url, new_client(5, kept=2) as upstream:
+    async with running(api, api_config(api)) as url, new_client(5, idle_connections=2) as upstream:
         app = gateway_of(settings_for(url, **more), upstream, checks_page_names=True)
         transport = httpx.ASGITransport(app=app)
         async with (
@@ -118,7 +118,10 @@ class TestG12Authority:
     async def test_sessions_ask_each_time_and_reads_remember(self, api: Api) -> None:
         """A live session's token is really checked; a read may use an answer of a minute."""
         api.body = b'{"viewer_id": "ann"}'
-        async with running(api, api_config(api)) as url, new_client(5, kept=2) as client:
+        async with (
+            running(api, api_config(api)) as url,
+            new_client(5, idle_connections=2) as client,
+        ):
             authority = Authority(client, url)
             assert [await authority.remembered("t") for _ in "ab"] == ["ann", "ann"]
             assert await authority("t") == "ann"
@@ -190,7 +193,7 @@ class TestG1KindsFailing:
 
     async def test_the_gateway_starts_with_a_dead_upstream(self) -> None:
         """The gateway starts all the same, and says 503."""
-        async with new_client(5, kept=0) as upstream:
+        async with new_client(5, idle_connections=0) as upstream:
             app = gateway_of(settings_for("http://127.0.0.1:1"), upstream, checks_page_names=True)
             transport = httpx.ASGITransport(app=app)
             async with (

@@ -99,7 +99,7 @@ class TestE15RouteDeclaration:
             (some_bytes, {}, "the form or file 'user' cannot be cached"),
             (some_files, {}, "the form or file 'user' cannot be cached"),
             (maybe_a_file, {}, "the form or file 'user' cannot be cached"),
-            (open_ended, {}, "more has no name in a request; write each one out"),
+            (open_ended, {}, "more has no name in a request; write each parameter out"),
             (a_stream, {}, "a stream cannot be kept"),
             (an_iterator, {}, "a stream cannot be kept"),
             (streamed, {}, "is a stream, which cannot be kept"),

@@ -76,19 +76,19 @@ EARLY = (b"HTTP/1.1 100 Continue\r\n\r\n" * 99, None)
 LATE = "Retry-After: Mon, 01 Jan 2024 00:00:00 +99999999999999"
 
 TRUNCATED = [
-    Bad("half of the JSON", lambda it: [plain(it[: len(it) // 2])], is_whole=True),
-    Bad("all but the last byte", lambda it: [plain(it[:-1])], is_whole=True),
-    Bad("less than content-length", lambda it: [head(f"Content-Length: {len(it) + 9}") + it]),
-    Bad("half of content-length", lambda it: [plain(it)[: -len(it) // 2]]),
-    Bad("chunks without an end", lambda it: [chunked(it)]),
-    Bad("half a chunk", lambda it: [chunked(it)[:-9]]),
+    Bad("half of the JSON", lambda body: [plain(body[: len(body) // 2])], is_whole=True),
+    Bad("all but the last byte", lambda body: [plain(body[:-1])], is_whole=True),
+    Bad("less than content-length", lambda body: [head(f"Content-Length: {len(body) + 9}") + body]),
+    Bad("half of content-length", lambda body: [plain(body)[: -len(body) // 2]]),
+    Bad("chunks without an end", lambda body: [chunked(body)]),
+    Bad("half a chunk", lambda body: [chunked(body)[:-9]]),
     raw("only a head", head("Content-Length: 10")),
     raw("half a head", b"HTTP/1.1 200 OK\r\nContent-Le"),
     raw("half a status line", b"HTTP/1."),
     raw("nothing at all"),
     Bad(
         "a gzip stream cut short",
-        lambda it: [gzipped(gzip.compress(it, mtime=0)[:-6])],
+        lambda body: [gzipped(gzip.compress(body, mtime=0)[:-6])],
         is_whole=True,
     ),
 ]
@@ -101,12 +101,12 @@ FRAMED_WRONGLY = [
     raw("a content-length of 10,000 digits", head(f"Content-Length: {'9' * 10_000}") + b"ab"),
     Bad(
         "two content-lengths",
-        lambda it: [head(f"Content-Length: {len(it)}", "Content-Length: 3") + it],
+        lambda body: [head(f"Content-Length: {len(body)}", "Content-Length: 3") + body],
     ),
-    Bad("more than content-length", lambda it: [head("Content-Length: 4") + it], is_whole=True),
+    Bad("more than content-length", lambda body: [head("Content-Length: 4") + body], is_whole=True),
     Bad(
         "content-length and chunks",
-        lambda it: [chunked(it, b"").replace(b"\r\n", b"\r\nContent-Length: 3\r\n", 1)],
+        lambda body: [chunked(body, b"").replace(b"\r\n", b"\r\nContent-Length: 3\r\n", 1)],
         is_legal=True,
     ),
     raw("an unknown transfer coding", head("Transfer-Encoding: gzip, chunked") + b"0\r\n\r\n"),
@@ -122,8 +122,10 @@ HUGE = [
         lambda _: chain([chunked()], repeat(b"ea60\r\n" + b"[1," * 20_000 + b"\r\n")),
     ),
     Bad("a gzip bomb", lambda _: [gzipped(BOMB)], is_whole=True),
-    Bad("one header field of 1 MB", lambda it: [plain(it, f"X-Long: {'a' * 1_000_000}")]),
-    Bad("100,000 header fields", lambda it: [plain(it, *(f"X-{n}: a" for n in range(100_000)))]),
+    Bad("one header field of 1 MB", lambda body: [plain(body, f"X-Long: {'a' * 1_000_000}")]),
+    Bad(
+        "100,000 header fields", lambda body: [plain(body, *(f"X-{n}: a" for n in range(100_000)))]
+    ),
     Bad(
         "a head without an end",
         lambda _: chain([b"HTTP/1.1 200 OK\r\n"], repeat(b"A: b\r\n" * 9_999)),
@@ -134,8 +136,8 @@ SLOW = [  # given up for that alone
     Bad("1xx without an end", lambda _: chain.from_iterable(repeat(EARLY))),
     silent("silence", lambda _: b""),
     silent("a head, then silence", lambda _: head("Content-Length: 10")),
-    silent("half, then silence", lambda it: plain(it)[:-5]),
-    Bad("a byte at a time", lambda it: dripping(plain(it + b" " * 9_999))),
+    silent("half, then silence", lambda body: plain(body)[:-5]),
+    Bad("a byte at a time", lambda body: dripping(plain(body + b" " * 9_999))),
     Bad("a head, a byte at a time", lambda _: dripping(head(f"X: {'a' * 9_999}"))),
 ]
 SHAPED_WRONGLY = [
@@ -155,18 +157,24 @@ SHAPED_WRONGLY = [
     shaped("two values", b"[] []"),
     shaped("a comment", b"[] // done"),
     shaped("NUL", b"[]\0"),
-    Bad("invalid UTF-8", lambda it: [plain(b'\xff\xfe"'.join(it.rsplit(b'"', 1)))], is_whole=True),
-    Bad("UTF-16", lambda it: [plain(it.decode().encode("utf-16"))], is_whole=True),
-    Bad("a BOM", lambda it: [plain(b"\xef\xbb\xbf" + it)], is_whole=True, is_legal=True),
+    Bad(
+        "invalid UTF-8",
+        lambda body: [plain(b'\xff\xfe"'.join(body.rsplit(b'"', 1)))],
+        is_whole=True,
+    ),
+    Bad("UTF-16", lambda body: [plain(body.decode().encode("utf-16"))], is_whole=True),
+    Bad("a BOM", lambda body: [plain(b"\xef\xbb\xbf" + body)], is_whole=True, is_legal=True),
     shaped("a lone surrogate", rb'["\ud800"]'),
 ]
 PACKED_WRONGLY = [
-    Bad("gzip that is none", lambda it: [gzipped(it)], is_whole=True),
+    Bad("gzip that is none", lambda body: [gzipped(body)], is_whole=True),
     Bad(
-        "gzip, and more", lambda it: [gzipped(gzip.compress(it, mtime=0) + b"more")], is_whole=True
+        "gzip, and more",
+        lambda body: [gzipped(gzip.compress(body, mtime=0) + b"more")],
+        is_whole=True,
     ),
-    Bad("brotli", lambda it: [plain(it, "Content-Encoding: br")], is_whole=True),
-    Bad("gzip twice", lambda it: [plain(it, "Content-Encoding: gzip, gzip")], is_whole=True),
+    Bad("brotli", lambda body: [plain(body, "Content-Encoding: br")], is_whole=True),
+    Bad("gzip twice", lambda body: [plain(body, "Content-Encoding: gzip, gzip")], is_whole=True),
 ]
 STATUSES = [
     *(status(line) for line in ("206 Partial Content", "400 Bad", "401 Who", "403 No", "418 Tea")),
@@ -181,28 +189,30 @@ STATUSES = [
     status("302 Found", "Location: //\x00", is_whole=False),
     status("308 For ever", "Location: http://127.0.0.1:1/"),
     status("302 Found"),
-    Bad("204 with a body", lambda it: [plain(it, status="204 No")], is_legal=True),
-    Bad("304 with a body", lambda it: [plain(it, status="304 Same")], is_legal=True),
+    Bad("204 with a body", lambda body: [plain(body, status="204 No")], is_legal=True),
+    Bad("304 with a body", lambda body: [plain(body, status="304 Same")], is_legal=True),
 ]
 SPOKEN_WRONGLY = [
     raw("SSH", b"SSH-2.0-OpenSSH_9.2\r\n"),
     raw("TLS", b"\x15\x03\x01\x00\x02\x02\x46"),
     raw("zeros", bytes(1_000)),
-    Bad("HTTP/3.0", lambda it: [plain(it).replace(b"1.1", b"3.0", 1)], is_legal=True),
+    Bad("HTTP/3.0", lambda body: [plain(body).replace(b"1.1", b"3.0", 1)], is_legal=True),
     raw("no status line", b"Content-Length: 2\r\n\r\n[]"),
     raw("a field without a colon", head("Content-Length: 2", "odd") + b"[]"),
     raw("a field with NUL", head("Content-Length: 2", "X: \0") + b"[]"),
     raw("a field name with a space", head("Content-Length: 2", "X Y: 1") + b"[]"),
-    Bad("fields twice", lambda it: [plain(it, *["Content-Type: text/plain"] * 2)], is_legal=True),
+    Bad(
+        "fields twice", lambda body: [plain(body, *["Content-Type: text/plain"] * 2)], is_legal=True
+    ),
     Bad(
         "103, then the answer",
-        lambda it: [head(status="103 Early") + good_answer(it)],
+        lambda body: [head(status="103 Early") + good_answer(body)],
         is_legal=True,
     ),
-    Bad("10,000 cookies", lambda it: [plain(it, *["Set-Cookie: a=b"] * 2_000)], is_legal=True),
-    Bad("a folded field", lambda it: [plain(it, "X: a\r\n b")], is_legal=True),
-    Bad("only line feeds", lambda it: [good_answer(it).replace(b"\r\n", b"\n")], is_legal=True),
-    Bad("two answers", lambda it: [plain(it) + plain(b"[]")], is_legal=True),
+    Bad("10,000 cookies", lambda body: [plain(body, *["Set-Cookie: a=b"] * 2_000)], is_legal=True),
+    Bad("a folded field", lambda body: [plain(body, "X: a\r\n b")], is_legal=True),
+    Bad("only line feeds", lambda body: [good_answer(body).replace(b"\r\n", b"\n")], is_legal=True),
+    Bad("two answers", lambda body: [plain(body) + plain(b"[]")], is_legal=True),
 ]
 
 

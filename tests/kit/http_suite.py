@@ -23,10 +23,10 @@ def fetched_suite() -> Path:
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
     fetch = [str(ROOT / "scripts" / "http_tests"), sys.prefix]
-    found = subprocess.run(fetch, capture_output=True, text=True, check=False)
-    if found.returncode:
-        pytest.skip(f"http-cache-tests could not be fetched: {found.stderr[-200:]}")
-    return Path(found.stdout.strip())
+    process = subprocess.run(fetch, capture_output=True, text=True, check=False)
+    if process.returncode:
+        pytest.skip(f"http-cache-tests could not be fetched: {process.stderr[-200:]}")
+    return Path(process.stdout.strip())
 
 
 def serving_suite(stack: ExitStack, folder: Path, work: Path) -> str:
@@ -35,8 +35,8 @@ def serving_suite(stack: ExitStack, folder: Path, work: Path) -> str:
     names = {"protocol": "http", "port": str(port), "pidfile": str(work / "pid")}
     settings = [f"npm_config_{name}={value}" for name, value in names.items()]
     server = ["env", *settings, "node", str(folder / "server" / "server.mjs")]
-    _, said = started(stack, server)
-    assert said.startswith("Listening")
+    _, first_line = started(stack, server)
+    assert first_line.startswith("Listening")
     return f"http://127.0.0.1:{port}"
 
 

@@ -85,7 +85,7 @@ class GatewayDoor(Door):
             "max_bytes": MOST_BYTES,
         }
         settings = settings_of({"kinds": {"post": table}}, {})
-        client = await self.stack.enter_async_context(new_client(30, kept=2))
+        client = await self.stack.enter_async_context(new_client(30, idle_connections=2))
         app = gateway(kinds=[kind_for(settings.kinds[0], client, 0)], clock=self.clock)
         await self.stack.enter_async_context(app)
         self.client = await self.stack.enter_async_context(

@@ -9,10 +9,10 @@ from stillfresh.lab.prove.history import (
     CHECKS,
     PEER_CHECKS,
     ProofHistory,
-    excused,
-    outdated,
-    uncertain,
-    unjudged,
+    excused_reads,
+    outdated_looks,
+    uncertain_reads,
+    unjudged_reads,
     violations,
     wrong_reads,
 )
@@ -85,7 +85,7 @@ class TestT4History:
         gone = ProofHistory(BAD[KEPT], fresh_for=1.0, may_forget=True)
         older = Seen("found", 5.0, key="a", lease="t1")
         back = ProofHistory([*GOOD[:-1], *SECOND, older], fresh_for=1.0, may_forget=True)
-        assert (violations(gone)[KEPT], len(list(outdated(gone)))) == ([], 1)
+        assert (violations(gone)[KEPT], len(list(outdated_looks(gone)))) == ([], 1)
         assert len(violations(back)[KEPT]) == 1
 
     def test_a_lost_invalidation_is_reported_once_for_each_copy(self) -> None:
@@ -175,22 +175,22 @@ class TestT4History:
         said = structs.replace(SERVED, verdict="stale", blind=True, unverified=True)
         early = structs.replace(said, at=1.5)
         history = ProofHistory([*GOOD, INVALIDATED, said, early], fresh_for=1.0)
-        assert list(excused(history)) == [said]
+        assert list(excused_reads(history)) == [said]
         assert wrong_reads(history) == 1  # the one of GOOD, which did not say so
 
     def test_a_copy_from_before_an_unconfirmed_invalidation_is_judged_against_both(self) -> None:
         """T15: right if it was not done. If it was confirmed, the read is wrong."""
         begun = structs.replace(INVALIDATED, what="invalidating", ended=0.0)
         history = ProofHistory([*GOOD, begun], fresh_for=1.0)
-        assert [event.load for event in uncertain(history)] == ["7-1-a"]
-        assert not unjudged(history)
+        assert [event.load for event in uncertain_reads(history)] == ["7-1-a"]
+        assert not unjudged_reads(history)
         assert wrong_reads(history) == 0
         confirmed = ProofHistory([*GOOD, begun, INVALIDATED], fresh_for=1.0)
-        assert list(uncertain(confirmed)) == []
+        assert list(uncertain_reads(confirmed)) == []
         assert wrong_reads(confirmed) == 1
         early = structs.replace(begun, at=1.9)
         known = ProofHistory([*GOOD, early, begun, INVALIDATED], fresh_for=1.0)
-        assert list(uncertain(known)) == []  # a later one was confirmed: the read is wrong
+        assert list(uncertain_reads(known)) == []  # a later one was confirmed: the read is wrong
 
     def test_reads_that_cannot_be_judged_are_counted_with_their_reason(self) -> None:
         """T15: an answer that says that it is expired, an unknown copy, and no answer."""
@@ -198,7 +198,7 @@ class TestT4History:
         unknown = structs.replace(SERVED, load="7-9-a")
         failed = Seen("failed", 3.0, 3.1, key="a", text="LoadFailed()")
         history = ProofHistory([*GOOD, expired, unknown, failed], fresh_for=1.0)
-        assert unjudged(history) == {
+        assert unjudged_reads(history) == {
             "the answer said that it was expired": 1,
             "nothing is known of the copy": 1,
             "the read failed, and gave no answer": 1,

@@ -172,7 +172,7 @@ async def _gateway(target: str, upstream: str | None) -> AsyncIterator["httpx2.A
             "the gateway that has it, or set store.url"
         )
     serving = extra("stillfresh.gateway.serving", "web")
-    async with client.new_client(serving.LONGEST_WAIT, kept=serving.KEPT) as sources:
+    async with client.new_client(serving.LONGEST_WAIT, idle_connections=serving.KEPT) as sources:
         app = serving.gateway_of(settings, sources, checks_page_names=False)
         transport = client.httpx2.ASGITransport(app=app)
         async with (

@@ -34,10 +34,10 @@ def source_of(*functions: Callable[..., Any]) -> str:
 
 def script_of(file: Path, function: str) -> str:
     """The source of an exported function of a script."""
-    [found] = re.findall(
+    [source] = re.findall(
         rf"^export function {function}\b.*?^\}}$", file.read_text(), re.MULTILINE | re.DOTALL
     )
-    return str(found)
+    return str(source)
 
 
 def code_corners(codes: dict[str, tuple[str, str]]) -> dict[str, str]:

@@ -1,4 +1,12 @@
-"""Cache: a store, a clock, and the resources that share them; opened once, closed cleanly."""
+"""Cache: a store, a clock, and the resources that share them; opened once, closed cleanly.
+
+A cache is declared first and opened later: `cached` and `batched` may run at import, when there is
+no event loop. What needs one (connections, tasks, leases) is the cache's `Runtime`, which
+`Lifecycle` makes at the first read and ends at `close`. What stays from one opening to the next are
+the declarations, by name. A name that is declared again in the same place replaces the resource
+that had it, as notebooks and reloading servers do; the objects of the old one pass their calls on.
+A name that is declared in another place is a mistake.
+"""
 
 import asyncio
 import inspect

@@ -110,9 +110,9 @@ class Work(Struct, Generic[K, V], eq=False):
 
     def end(self, how: End, *, is_changed: bool) -> "Ended[Waiter[K, V]]":
         """End: which callers get the result, which wait on, and whether another load follows."""
-        told, again, is_overtaken = ENDINGS[how, is_changed]
+        receivers, again, is_overtaken = ENDINGS[how, is_changed]
         sent = NOT_SENT if self.load is None else self.load.sent
-        limit = {NOBODY: -1, EARLY: self.began, IN_TIME: sent, ALL: LATE}[told]
+        limit = {NOBODY: -1, EARLY: self.began, IN_TIME: sent, ALL: LATE}[receivers]
         waiters = self.waiters
         if again is Again.IF_WAITED:
             self.wanted = False

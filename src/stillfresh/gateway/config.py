@@ -1,4 +1,12 @@
-"""`stillfresh.toml`: from text to frozen settings, or to a list of every mistake in it."""
+"""`stillfresh.toml`: from text to frozen settings, or to a list of every mistake in it.
+
+Three sources are put over each other, table by table: the file, the environment's variables, and
+the options of the command line (`load`). Then `settings_of` checks the result in two passes. The
+first reads each table by its model, whose fields name their readers (`setting_readers`): a value of
+a wrong type or form is found there. The second looks at what fits only together, such as a token
+for viewers, or a store that workers can share. Neither pass stops at a mistake: all are collected,
+one line each with its key, so that an operator mends a file in one go.
+"""
 
 import os
 import time
@@ -318,13 +326,9 @@ def _check_way(
             f"{where}.url: {which}; write url (a GET for each id) or batch_url (a POST for many)"
         )
         return
-    keys_of_other: tuple[str, ...]
-    if "url" in table:
-        way, other = "url", "batch_url"
-        keys_of_other = BATCH_KEYS
-    else:
-        way, other = "batch_url", "url"
-        keys_of_other = URL_KEYS
+    way = "url" if "url" in table else "batch_url"
+    other = "batch_url" if way == "url" else "url"
+    keys_of_other: tuple[str, ...] = BATCH_KEYS if way == "url" else URL_KEYS
     mistakes.extend(
         f"{where}.{key}: is for kinds with {other}, and this kind has {way}; remove it"
         for key in keys_of_other

@@ -177,7 +177,7 @@ def _work(
     worker: Worker | None = None,
 ) -> None:
     async def run() -> None:
-        async with new_client(LONGEST_WAIT, kept=KEPT) as client:
+        async with new_client(LONGEST_WAIT, idle_connections=KEPT) as client:
             await GatewayProcess(given, settings, client, listening, worker).run()
 
     loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)

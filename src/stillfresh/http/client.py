@@ -62,13 +62,13 @@ def checked_url(
     return parsed
 
 
-def new_client(timeout: float, *, kept: int) -> httpx2.AsyncClient:
-    """A client without cookies that keeps `kept` idle connections, closed before servers do.
+def new_client(timeout: float, *, idle_connections: int) -> httpx2.AsyncClient:
+    """A client without cookies that keeps `idle_connections`, closed before servers do.
 
     Connecting has its own timeout: cancelled from outside, it would leave a socket open.
     """
     limits = httpx2.Limits(
-        max_connections=100, max_keepalive_connections=kept, keepalive_expiry=4.0
+        max_connections=100, max_keepalive_connections=idle_connections, keepalive_expiry=4.0
     )
     jar = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
     waits = httpx2.Timeout(timeout, connect=timeout / 2)

@@ -44,18 +44,18 @@ class CookieNames:
 
     def removed_from(self, headers: Raw) -> Raw:
         """The fields without these cookies; a `Cookie` that has no others is left out."""
-        kept: list[tuple[bytes, bytes]] = []
+        remaining: list[tuple[bytes, bytes]] = []
         for name, value in headers:
             if name != b"cookie":
-                kept.append((name, value))
+                remaining.append((name, value))
                 continue
             cookies = value.split(b";")
             others = [cookie for cookie in cookies if not self.have(cookie)]
             if len(others) == len(cookies):
-                kept.append((name, value))
+                remaining.append((name, value))
             elif any(cookie.strip() for cookie in others):
-                kept.append((name, b"; ".join(cookie.strip() for cookie in others)))
-        return tuple(kept)
+                remaining.append((name, b"; ".join(cookie.strip() for cookie in others)))
+        return tuple(remaining)
 
 
 def checked_cookies(patterns: Iterable[str]) -> tuple[str, ...]:

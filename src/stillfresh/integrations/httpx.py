@@ -82,7 +82,7 @@ else:
     StreamBase = _base("SyncByteStream")
 
 
-class AsyncRest(AsyncStreamBase):
+class AsyncBody(AsyncStreamBase):
     """A body of which a part was read already."""
 
     def __init__(self, live: "AsyncLive") -> None:
@@ -122,11 +122,11 @@ class AsyncLive:
 
     def passed(self) -> Any:  # noqa: ANN401 (of httpx or httpx2)
         if self.prefix:
-            self.response.stream = AsyncRest(self)
+            self.response.stream = AsyncBody(self)
         return self.response
 
 
-class SyncRest(StreamBase):
+class SyncBody(StreamBase):
     """A body of which a part was read already."""
 
     def __init__(self, live: "SyncLive") -> None:
@@ -165,7 +165,7 @@ class SyncLive:
 
     def passed(self) -> Any:  # noqa: ANN401 (of httpx or httpx2)
         if self.prefix:
-            self.response.stream = SyncRest(self)
+            self.response.stream = SyncBody(self)
         return self.response
 
 
@@ -201,14 +201,14 @@ class AsyncCacheTransport(AsyncTransportBase):
         request = _without_controls(library, request)
         is_by_body = controls.by_body or self._is_by_body(request)
         body = await request.aread() if is_by_body and _is_known(library, request) else None
-        http_request = _as_data(request, body)
+        http_request = _request_data(request, body)
         responses = self._responses
         lookup = plan_request(http_request, controls, responses.settings)
         if isinstance(lookup, Forward):
             return await self._forward(library, request, http_request, lookup)
-        found = responses.hit(lookup, responses.resource.get_nowait)
-        if found is not None:
-            return _new_response(library, request, found)
+        hit = responses.hit(lookup, responses.resource.get_nowait)
+        if hit is not None:
+            return _new_response(library, request, hit)
         site_load = SiteLoad(
             lookup,
             partial(self._send, library, request),
@@ -252,7 +252,7 @@ class AsyncCacheTransport(AsyncTransportBase):
             except BaseException:  # the caller is cancelled, and the connection is given back
                 await response.aclose()
                 raise
-        return _passed_on(response, fields, why)
+        return _forwarded_response(response, fields, why)
 
     def _inner(self, library: ModuleType) -> Any:  # noqa: ANN401 (of either library)
         """The given transport, or one of the request's own library."""
@@ -321,14 +321,14 @@ class CacheTransport(TransportBase):
         request = _without_controls(library, request)
         is_by_body = controls.by_body or self._is_by_body(request)
         body = request.read() if is_by_body and _is_known(library, request) else None
-        http_request = _as_data(request, body)
+        http_request = _request_data(request, body)
         responses = self._responses
         lookup = plan_request(http_request, controls, responses.settings)
         if isinstance(lookup, Forward):
             return self._forward(library, request, http_request, lookup)
-        found = responses.hit(lookup, self._resource.get_nowait)
-        if found is not None:
-            return _new_response(library, request, found)
+        hit = responses.hit(lookup, self._resource.get_nowait)
+        if hit is not None:
+            return _new_response(library, request, hit)
         site_load = SiteLoad(
             lookup,
             partial(self._send, library, request),
@@ -374,7 +374,7 @@ class CacheTransport(TransportBase):
             status = response.status_code
             with suppress(NotOpen):  # a closed cache serves nothing
                 in_thread(self.cache, self._responses.note_change, http_request, status, fields)
-        return _passed_on(response, fields, why)
+        return _forwarded_response(response, fields, why)
 
     def _inner(self, library: ModuleType) -> Any:  # noqa: ANN401 (of either library)
         """The given transport, or one of the request's own library."""
@@ -439,7 +439,7 @@ def _is_known(library: ModuleType, request: Any) -> bool:  # noqa: ANN401 (of ei
     return isinstance(request.stream, library.ByteStream)
 
 
-def _as_data(request: Any, body: bytes | None) -> HttpRequest:  # noqa: ANN401 (of either library)
+def _request_data(request: Any, body: bytes | None) -> HttpRequest:  # noqa: ANN401 (of either library)
     raw = tuple((name.lower(), value) for name, value in request.headers.raw)
     return HttpRequest(request.method, str(request.url), raw, body)
 
@@ -459,14 +459,14 @@ def fields_of(response: Any) -> Raw:  # noqa: ANN401 (of either library)
     return tuple((name.lower(), value) for name, value in response.headers.raw)
 
 
-def _new_response(library: ModuleType, request: Any, found: FoundResponse) -> Any:  # noqa: ANN401
-    stored = found.response
+def _new_response(library: ModuleType, request: Any, hit: FoundResponse) -> Any:  # noqa: ANN401
+    stored = hit.response
     body = b"" if request.method == "HEAD" else bytes(stored.body)
     return library.Response(
         stored.head.status,
-        headers=list(found.fields),
+        headers=list(hit.fields),
         stream=library.ByteStream(body),
-        extensions={"http_version": b"HTTP/1.1", EXTENSION: found.info},
+        extensions={"http_version": b"HTTP/1.1", EXTENSION: hit.info},
     )
 
 
@@ -476,6 +476,6 @@ def _with_info(response: Any, status: bytes, info: ResponseInfo) -> Any:  # noqa
     return response
 
 
-def _passed_on(response: Any, fields: Raw, why: Forward) -> Any:  # noqa: ANN401 (of either)
+def _forwarded_response(response: Any, fields: Raw, why: Forward) -> Any:  # noqa: ANN401 (of either)
     info = ResponseInfo(from_cache=False, is_stored=False, reason=why.reason)
     return _with_info(response, passed_status(fields, why.reason, why.before), info)

@@ -84,17 +84,17 @@ class RawLive:
 
     def passed(self) -> Response:
         if self.prefix:
-            body = RawRest(self.prefix, self.response.raw)
+            body = RawBody(self.prefix, self.response.raw)
             self.response.raw = _raw_response(self.status, self.headers, body)
         return self.response
 
 
-class RawRest(io.RawIOBase):
+class RawBody(io.RawIOBase):
     """A body of which a part was read already, as a file."""
 
-    def __init__(self, prefix: list[bytes], rest: Any) -> None:  # noqa: ANN401 (of urllib3)
+    def __init__(self, prefix: list[bytes], unread: Any) -> None:  # noqa: ANN401 (of urllib3)
         self._prefix = io.BytesIO(b"".join(prefix))
-        self._rest = rest
+        self._unread = unread
 
     def readable(self) -> bool:
         return True
@@ -102,12 +102,12 @@ class RawRest(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 (any buffer)
         part = self._prefix.read(len(buffer))
         if not part:
-            part = self._rest.read(len(buffer), decode_content=False)
+            part = self._unread.read(len(buffer), decode_content=False)
         buffer[: len(part)] = part
         return len(part)
 
     def close(self) -> None:
-        self._rest.close()
+        self._unread.close()
         super().close()
 
 
@@ -162,15 +162,15 @@ class CacheAdapter(BaseAdapter):
         """Return the stored response, or the site's."""
         controls = _controls_of(request)
         request = _without_controls(request)
-        http_request = _as_data(request, verify, cert)
+        http_request = _request_data(request, verify, cert)
         responses = self._responses
         settings = {"timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
         lookup = plan_request(http_request, controls, responses.settings)
         if isinstance(lookup, Forward):
             return self._forward(request, http_request, lookup, stream=stream, **settings)
-        found = responses.hit(lookup, self._resource.get_nowait)
-        if found is not None:
-            return self._new_response(request, found)
+        hit = responses.hit(lookup, self._resource.get_nowait)
+        if hit is not None:
+            return self._new_response(request, hit)
         send = partial(self._ask, request, settings)
         site_load = SiteLoad(lookup, send, self.cache.clock, responses.settings)
         try:
@@ -216,13 +216,13 @@ class CacheAdapter(BaseAdapter):
         info = ResponseInfo(from_cache=False, is_stored=False, reason=why.reason)
         return _with_info(response, passed_status(fields, why.reason, why.before), info)
 
-    def _new_response(self, request: PreparedRequest, found: FoundResponse) -> Response:
-        stored = found.response
+    def _new_response(self, request: PreparedRequest, hit: FoundResponse) -> Response:
+        stored = hit.response
         body = b"" if request.method == "HEAD" else bytes(stored.body)
-        raw = _raw_response(stored.head.status, found.fields, io.BytesIO(body), request.method)
+        raw = _raw_response(stored.head.status, hit.fields, io.BytesIO(body), request.method)
         response: Response = self._builder.build_response(request, raw)
         response.connection = self  # type: ignore[assignment]
-        response.stillfresh = found.info  # type: ignore[attr-defined]
+        response.stillfresh = hit.info  # type: ignore[attr-defined]
         return response
 
     def invalidate(self, *urls: str, soft: bool = False) -> None:
@@ -273,7 +273,7 @@ def _controls_of(request: PreparedRequest) -> Controls:
     return controls_in(((CONTROL_FIELD, value),))
 
 
-def _as_data(request: PreparedRequest, verify: bool | str, cert: object) -> HttpRequest:
+def _request_data(request: PreparedRequest, verify: bool | str, cert: object) -> HttpRequest:
     raw = tuple((_bytes(name).lower(), _bytes(value)) for name, value in request.headers.items())
     url = str(request.url)
     is_encrypted = url.lower().startswith("https:")

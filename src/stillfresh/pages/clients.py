@@ -77,7 +77,10 @@ def is_trusted(peer: str | None, trusted: Networks) -> bool:
 
 
 def believed(headers: Raw, *, is_trusted: bool) -> Raw:
-    """Without fields that only a trusted proxy may set, and without such names with `_`."""
+    """Return the fields without those that only a trusted proxy may set.
+
+    Such names with `_` in them are left out in any case: some servers read them as `-`.
+    """
     return tuple([field for field in headers if not _is_made_up(field[0], is_trusted)])
 
 
@@ -90,7 +93,7 @@ def _is_made_up(name: bytes, is_trusted: bool) -> bool:
 
 
 def forwarded(headers: Raw, name: bytes) -> bytes | None:
-    """The last value, which the nearest proxy wrote."""
+    """Return the last value of a forwarded field: the one that the nearest proxy wrote."""
     claims = members(values(headers, PREFIX + name))
     return claims[-1] if claims else None
 
@@ -139,7 +142,7 @@ def is_allowed(host: str, allowed: Collection[str]) -> bool:
 
 
 def forwards_left(headers: Raw) -> int | None:
-    """RFC 9110 §7.6.2; None if there is no limit, or it cannot be read."""
+    """Return `Max-Forwards` (RFC 9110 §7.6.2); None if there is none, or it cannot be read."""
     limits = values(headers, b"max-forwards")
     is_number = len(limits) == 1 and limits[0].isdigit() and len(limits[0]) < 10
     return int(limits[0]) if is_number else None
@@ -307,7 +310,10 @@ MOST_NAMES_OF_ALL: Final = 300_000
 
 
 class NamePlaces:
-    """Made-up queries or request fields of a client do not fill the store."""
+    """Limits the queries of a path and the variants of a page, which clients can make up.
+
+    Without a limit, one client could fill the store.
+    """
 
     def __init__(self, max_variants: int, max_queries: int, *, most: int) -> None:
         self._variants = NamesOf(max_variants, most=most)
@@ -326,7 +332,7 @@ class NamePlaces:
 
 
 class Heard:
-    """What is known of some pages: private since when, or None if it stated freshness."""
+    """Remembers which pages could not be shared, and since when; None: the page can be shared."""
 
     def __init__(self, most: int) -> None:
         self._words: BoundedDict[str, float | None] = BoundedDict(most)

@@ -250,7 +250,7 @@ class PageCache(OnDemand):
         return self.cache.at_least(token)
 
     def terms(self, revalidate: Duration) -> RouteTimes:
-        """A page that does not exist is fresh for a short time, and never served stale."""
+        """Return the times of a page, and those of an absent one, which is never served stale."""
         own = Policy(revalidate, self._stale_for, self._error_for)
         return own, Policy(min(self._absent_for, own.fresh_for))
 
@@ -263,7 +263,10 @@ class PageCache(OnDemand):
         query: str = "",
         of: str | None = None,
     ) -> PageKey:
-        """`query`: of the path, to be named with it. `of`: the key that this is a variant of."""
+        """Return the key of a page. `of`: the key that this one is a variant of.
+
+        A page can be invalidated by its path, and with `query` also by path and query.
+        """
         if id_.startswith(ROW_NAME):
             raise ConfigError(f"page {shown(id_)}: a key that begins with {ROW_NAME} names a row")
         named = [f"path:{path}"]
@@ -277,10 +280,10 @@ class PageCache(OnDemand):
     async def ask(
         self, key: PageKey, render: Render, caller: PageCaller, *, anew: bool
     ) -> PageRead:
-        """A caller whose render is not used waits at most `wait`; `anew`: load in any case.
+        """Return the page from memory, the store or a render. `anew`: load in any case.
 
-        A copy that the request does not accept is loaded again, by the background refresh if one
-        runs.
+        A caller whose own render is not used waits at most `wait`. A copy that the request does not
+        accept is loaded again, by the background refresh if one runs.
         """
         known = None if anew else self.known(key)
         if known is not None and self.takes(known, caller.wish):
@@ -290,17 +293,17 @@ class PageCache(OnDemand):
         return await PageAsking(self, key, render, caller).answer(known, anew=anew)
 
     def judged(self, outcome: ReadOutcome) -> ReadOutcome:
-        """The failure, if the old copy may not be served."""
+        """Return the outcome of a read; the failure, if its old copy may not be served."""
         if not isinstance(outcome, Answer) or not outcome.found or outcome.error is None:
             return outcome
         return outcome if self._may_serve(outcome) else outcome.error
 
     def _may_serve(self, answer: Answer[StoredPage]) -> bool:
-        """Not a copy that was invalidated, even if its time would be over by now."""
+        """True if the old copy may be served after a failure: one that was invalidated may not."""
         return answer.mark is not Mark.HARD and may_serve(answer, self.clock())
 
     def takes(self, outcome: ReadOutcome, wish: Wish) -> bool:
-        """True if the request accepts it, or if no load can bring a better one now."""
+        """Return True if the request accepts it, or if no load can bring a better one now."""
         if not isinstance(outcome, Answer) or not outcome.found:
             return True
         now = self.clock()
@@ -309,7 +312,7 @@ class PageCache(OnDemand):
         return outcome.origin not in HITS or suits(outcome, wish, now)
 
     def known(self, key: PageKey) -> Answer[StoredPage] | None:
-        """The answer without waiting, if there is one."""
+        """Return the answer that can be given without waiting, or None."""
         return self.resource.get_nowait(key)
 
     async def explain(self, key: str) -> Explanation:
@@ -346,7 +349,7 @@ class PageCache(OnDemand):
         await self.close()
 
     def old(self, key: PageKey) -> StoredPage | None:
-        """The page in memory."""
+        """Return the page that memory holds, however old, or None."""
         answer = self.at_hand(key)
         return None if answer is None else answer.value
 
@@ -358,37 +361,37 @@ class PageCache(OnDemand):
         return None if is_wrong else answer
 
     def shows(self, page: StoredPage) -> StoredPage:
-        """The page, with its tags if `expose_tags` is set."""
+        """Return the page; if `expose_tags` is set, it shows its tags."""
         if self.expose_tags:
             page.head = structs.replace(page.head, shows_tags=True)
         return page
 
     def loaded(
-        self, key: PageKey, made: Rendered, *, is_noted: bool
+        self, key: PageKey, rendered: Rendered, *, is_noted: bool
     ) -> Loaded[StoredPage] | Private[Rendered]:
-        """A page that cannot be shared is only for the caller whose render it is."""
-        page = made.page
+        """Return what is stored of a render. What cannot be shared goes to its own caller alone."""
+        page = rendered.page
         old = self.at_hand(key)
         if page is not None:
             self.shows(page)
         # An error with its own freshness is a page, unless an older one can be served.
         is_covered = old is not None and self._may_serve(old)
-        is_told = is_covered or made.reason is not None
-        is_old = made.reason is Reason.SITE_COPY  # it says nothing new about the page
+        is_told = is_covered or rendered.reason is not None
+        is_old = rendered.reason is Reason.SITE_COPY  # it says nothing new about the page
         is_failed = page is not None and is_told and is_failure(page.head.status)
         if page is not None and is_failed:
             raise refused(page)
         if is_old and old is not None:  # the stored page stays, even if it can only be validated
             failure = SiteCopy if is_covered else OnlySiteCopy
             # Without a page it was too big to be read, or went on to its visitor.
-            raise failure(made, too_busy(RETRY_AFTER) if page is None else opened(page))
-        if page is None or made.reason is not None:
-            return Private(made, is_noted=is_noted and not is_old)
+            raise failure(rendered, too_busy(RETRY_AFTER) if page is None else opened(page))
+        if page is None or rendered.reason is not None:
+            return Private(rendered, is_noted=is_noted and not is_old)
         if self.is_shared and is_misplaced(key, page):
-            return Private(structs.replace(made, reason=Reason.ENCODED), is_noted=False)
+            return Private(structs.replace(rendered, reason=Reason.ENCODED), is_noted=False)
         head = page.head
         if head.status >= 400 and not self._errors.has(key.id, self.clock()):
-            return Private(structs.replace(made, reason=Reason.FULL), is_noted=False)
+            return Private(structs.replace(rendered, reason=Reason.FULL), is_noted=False)
         # After its times it is not served, but kept: to be validated, or on request.
         kept_for = 0.0 if head.status >= 400 else max(self._stale_for, self._error_for)
         error_for = max(head.error_for, kept_for)
@@ -401,7 +404,7 @@ class PageCache(OnDemand):
         )
 
     def error_page(self, error: LoadFailed, *, is_own: bool) -> Page:
-        """The error itself, never stored; during a cooldown, with the time to come again."""
+        """Return the error as a page, which is never stored; a cooldown says when to come again."""
         if isinstance(cause := error.__cause__, PageFailed):
             return cause.own if is_own else cause.page
         if isinstance(cause, Exception):

@@ -156,10 +156,10 @@ class SiteAddresses:
 
     def in_turn(self, now: float) -> list[SiteAddress]:
         """The order in which one request asks them; those that are left out come last."""
-        asked = [address for address in self.all if address.health.is_asked(now)]
+        usable = [address for address in self.all if address.health.is_asked(now)]
         left_out = [address for address in self.all if not address.health.is_asked(now)]
-        first = next(self._turns) % len(asked) if asked else 0
-        return [*asked[first:], *asked[:first], *left_out]
+        first = next(self._turns) % len(usable) if usable else 0
+        return [*usable[first:], *usable[:first], *left_out]
 
     def states(self) -> dict[str, bool]:
         """Each address, and whether it is asked now."""

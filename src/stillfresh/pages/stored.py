@@ -63,7 +63,10 @@ decoded: Final = msgspec.msgpack.Decoder(Head).decode
 def made_of(
     page: Page, judgement: Judgement, fetched_at: float, given: Mapping[str, str], *, is_own: bool
 ) -> Rendered:
-    """`given`: request fields that it may vary by; `is_own`: a route's duration applies."""
+    """Return the page as it is stored, with what the HTTP rules say of it.
+
+    `given`: request fields that it may vary by; `is_own`: a route's duration applies.
+    """
     # Length and age are written again whenever it is served. A token is for one visitor only.
     raw = tuple(
         (name, value)
@@ -104,7 +107,8 @@ async def page_of(render: PageRender) -> Page:
 
 
 def opened(stored: StoredPage, *, is_unverified: bool = False) -> Page:
-    fields = _shown(stored.head)
+    """Return a stored page as a response; an unverified one without a lifetime for caches."""
+    fields = _shown_fields(stored.head)
     if is_unverified:
         fields = without_lifetime(fields)
     return Page(bytes(stored.body), stored.head.status, Headers.of(fields))
@@ -120,7 +124,7 @@ def passed_on(page: StoredPage, born_at: float | None, now: float) -> Page:
     return Page(response.body, response.status, Headers.of(fields))
 
 
-def _shown(head: Head) -> Raw:
+def _shown_fields(head: Head) -> Raw:
     return head.headers if head.shows_tags else untagged(head.headers)
 
 
@@ -153,7 +157,10 @@ def too_busy(retry_after: float) -> Page:
 
 
 def refused(page: StoredPage) -> PageFailed:
-    """Of a private error, other visitors get only the status and `Retry-After`."""
+    """Return the exception for a page that says that rendering failed.
+
+    Of a private error, other visitors get only the status and `Retry-After`.
+    """
     headers = page.head.headers
     whole = opened(page)
     if is_of_gateway(headers):  # its text says why; the site may not have been asked at all
@@ -262,7 +269,7 @@ class ReadyPage:
 
     def __init__(self, stored: StoredPage) -> None:
         head = stored.head
-        fields = _shown(head)
+        fields = _shown_fields(head)
         if head.is_own and not (head.is_foreign and values(fields, b"cache-control")):
             fields = _with_terms(fields, head, head.fresh_for)
         self.before = tuple(values(fields, b"cache-status"))
@@ -280,13 +287,13 @@ class ReadyPage:
         self.whole: Raw = ()
         self.unmodified: Raw = ()
 
-    def begin(self, said: Raw, begins: float, ends: float) -> None:
+    def begin(self, fields: Raw, begins: float, ends: float) -> None:
         """From now on, until `ends`, a hit has these fields."""
         self.begins = begins
         self.ends = ends
-        self.said = said
-        self.whole = (*said, *self.length)
-        self.unmodified = not_modified_headers(said)
+        self.said = fields
+        self.whole = (*fields, *self.length)
+        self.unmodified = not_modified_headers(fields)
 
 
 def ready(stored: StoredPage) -> ReadyPage:

@@ -44,7 +44,7 @@ class TestLines:
             ),
             (
                 [HEAD, ["use", 1.0, "price", ["a"], "read"]],
-                "line 2: its kind is not on a line before it",
+                "line 2: it names a kind that no earlier line declares",
             ),
             ([HEAD, KIND, HEAD], "line 3: another recording begins here"),
             ([["stillfresh-recording", 1, 0]], "line 1: not a recording of stillfresh"),

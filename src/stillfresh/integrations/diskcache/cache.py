@@ -223,7 +223,7 @@ class DiskCache:
         value = default if item is NO_ITEM else item.value
         if read and isinstance(value, bytes):
             value = io.BytesIO(value)
-        return _shaped(value, item, expire_time=expire_time, tag=tag)
+        return _value_with_more(value, item, expire_time=expire_time, tag=tag)
 
     def read(self, key: Any, retry: bool = False) -> IO[bytes]:
         """Return bytes as an open file. Raises KeyError."""
@@ -276,7 +276,7 @@ class DiskCache:
         if the disk is full.
         """
         name = _tagged_key(key, tag)
-        loaded = self._loaded(value.read() if read else value, expire, name.tags)
+        loaded = self._copy_of(value.read() if read else value, expire, name.tags)
         if loaded is None:
             self._resource.delete(name)
         else:
@@ -297,7 +297,7 @@ class DiskCache:
     ) -> bool:
         """Store a value if there is none. Of many callers at once, one gets True."""
         name = _tagged_key(key, tag)
-        loaded = self._loaded(value.read() if read else value, expire, name.tags)
+        loaded = self._copy_of(value.read() if read else value, expire, name.tags)
         if self._item(name) is not NO_ITEM:  # a read is much quicker than an add that is refused
             return False
         if loaded is None or self._resource.add(name, loaded).stored:
@@ -327,7 +327,7 @@ class DiskCache:
                 continue
             name = _tagged_key(key, item.tag)
             expire = None if item.expire_time is None else item.expire_time - now
-            loaded = self._loaded(item.value, expire, name.tags)
+            loaded = self._copy_of(item.value, expire, name.tags)
             if loaded is not None:
                 loaded_by_name[name] = loaded
         if loaded_by_name:
@@ -361,11 +361,11 @@ class DiskCache:
             item = self._item_of(answer)
             if item is not NO_ITEM and answer is not None:
                 result = item.value + delta
-                return Amended(self._encoded(result, without_tags(answer.value)[0]))
+                return Amended(self._encode_value(result, without_tags(answer.value)[0]))
             if default is None:
                 raise KeyError(key)
             result = default + delta
-            return self._loaded(result, None, ())
+            return self._copy_of(result, None, ())
 
         update_with_its_tags(self._resource, id_of(key), change)
         return result
@@ -389,13 +389,13 @@ class DiskCache:
         retry: bool = False,
     ) -> Any:
         """Remove an entry and return its value. Of many callers at once, one gets it."""
-        item = self._removed(key)
+        item = self._remove_item(key)
         value = default if item is NO_ITEM else item.value
-        return _shaped(value, item, expire_time=expire_time, tag=tag)
+        return _value_with_more(value, item, expire_time=expire_time, tag=tag)
 
     def delete(self, key: Any, retry: bool = False) -> bool:
         """Remove an entry; return False if there is none."""
-        return self._removed(key) is not NO_ITEM
+        return self._remove_item(key) is not NO_ITEM
 
     def __delitem__(self, key: Any) -> None:
         if not self.delete(key):
@@ -459,7 +459,7 @@ class DiskCache:
 
             def memoized(*args: P.args, **kwargs: P.kwargs) -> T:
                 key = cache_key(*args, **kwargs)
-                return self._memoized(key, lambda: function(*args, **kwargs), expire, tag)
+                return self._call_once(key, lambda: function(*args, **kwargs), expire, tag)
 
             update_wrapper(memoized, function)
             memoized.__cache_key__ = cache_key  # type: ignore[attr-defined]
@@ -467,7 +467,7 @@ class DiskCache:
 
         return decorate
 
-    def _memoized(
+    def _call_once(
         self,
         key: tuple[Any, ...],
         function: Callable[[], T],
@@ -488,14 +488,14 @@ class DiskCache:
         def load() -> object:
             nonlocal result
             result = function()
-            loaded = self._loaded(result, expire, name.tags)
+            loaded = self._copy_of(result, expire, name.tags)
             return Private(None, is_noted=False) if loaded is None else loaded
 
         answer = self._resource.read(name, load)
         if isinstance(answer, LoadFailed) and answer.__cause__ is not None:
             raise answer.__cause__
         if isinstance(answer, Answer) and answer.found:
-            item = self._decoded(answer)
+            item = self._decode_item(answer)
         if item is not NO_ITEM:
             loaded_value: T = item.value
             return loaded_value
@@ -592,9 +592,9 @@ class DiskCache:
     def _item_of(self, answer: Answer[bytes] | None) -> CachedItem:
         if answer is None or not _is_there(answer):
             return NO_ITEM
-        return self._decoded(answer)
+        return self._decode_item(answer)
 
-    def _decoded(self, answer: Answer[bytes]) -> CachedItem:
+    def _decode_item(self, answer: Answer[bytes]) -> CachedItem:
         try:
             tags, data = without_tags(answer.value)
             value = self._codec.decode(data)
@@ -606,7 +606,7 @@ class DiskCache:
         end = None if fresh_for >= NEVER_ENDS else answer.fetched_at + fresh_for
         return CachedItem(value, end, tag)
 
-    def _removed(self, key: Any) -> CachedItem:
+    def _remove_item(self, key: Any) -> CachedItem:
         item = NO_ITEM
 
         def change(answer: Answer[bytes] | None) -> object:
@@ -628,7 +628,7 @@ class DiskCache:
         removing: BytesChange = change
         self._resource.update(name, removing)
 
-    def _encoded(self, value: object, tags: tuple[str, ...]) -> bytes:
+    def _encode_value(self, value: object, tags: tuple[str, ...]) -> bytes:
         """The value with its tags. Raises TypeError if it is not of the type of all values."""
         data = self._codec.encode(value)
         if self._value_type is not None:
@@ -639,11 +639,11 @@ class DiskCache:
                 raise TypeError(problem) from exc
         return with_tags(data, tags)
 
-    def _loaded(
+    def _copy_of(
         self, value: object, expire: float | None, tags: tuple[str, ...]
     ) -> Loaded[bytes] | None:
         """The value with its end, or None if its end is now."""
-        data = self._encoded(value, tags)
+        data = self._encode_value(value, tags)
         seconds = _seconds(expire)
         return Loaded(data, fresh_for=seconds, stale_for=0, error_for=0) if seconds else None
 
@@ -700,7 +700,7 @@ def _is_there(answer: Answer[bytes] | None) -> bool:
     return answer is not None and answer.found and answer.verdict is Verdict.FRESH
 
 
-def _shaped(value: Any, item: CachedItem, *, expire_time: bool, tag: bool) -> Any:
+def _value_with_more(value: Any, item: CachedItem, *, expire_time: bool, tag: bool) -> Any:
     """The value alone, or a tuple of what the caller asks for."""
     if not expire_time and not tag:
         return value

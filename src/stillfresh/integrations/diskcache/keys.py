@@ -74,24 +74,24 @@ def id_of(key: Any) -> str:
 def key_of(id_: str) -> Any:
     """The key of an id."""
     letter = id_[0]
-    rest = id_[1:]
+    content = id_[1:]
     match letter:
         case "d":
-            return rest
+            return content
         case "c":
-            whole, _, number = rest.partition(" ")
+            whole, _, number = content.partition(" ")
             return float(number) if number else int(whole) - OFFSET
         case "e":
-            return bytes.fromhex(rest)
+            return bytes.fromhex(content)
         case "f":
-            return tuple(_key_of_member(member) for member in _members(rest))
+            return tuple(_key_of_member(member) for member in _members(content))
         case "g":
-            return [_key_of_member(member) for member in _members(rest)]
+            return [_key_of_member(member) for member in _members(content)]
         case "b":
-            return rest == "1"
+            return content == "1"
         case "a":
             return None
-    return _decode(urlsafe_b64decode(rest))
+    return _decode(urlsafe_b64decode(content))
 
 
 def _member_of(part: Any) -> str | list[Any]:

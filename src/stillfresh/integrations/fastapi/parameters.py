@@ -80,7 +80,9 @@ class KeyRule:
         name = parameter.name
         what = _kind(parameter)
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
-            raise ConfigError(f"{self._name}: *{name} has no name in a request; write each one out")
+            raise ConfigError(
+                f"{self._name}: *{name} has no name in a request; write each parameter out"
+            )
         if what == "form":
             raise ConfigError(
                 f"{self._name}: the form or file {name!r} cannot be cached, since it can be read "

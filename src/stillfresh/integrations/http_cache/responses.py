@@ -162,7 +162,8 @@ class ResponseCache:
     ) -> None:
         if name.endswith(OF_SHARED):
             raise ConfigError(
-                f"name: {shown(name)} ends in {OF_SHARED}, as names of shared caches do"
+                f"name: {shown(name)} ends in {OF_SHARED}, as names of shared "
+                "caches do; choose another"
             )
         self.cache = cache
         self.settings = HttpSettings(

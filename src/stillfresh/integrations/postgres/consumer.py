@@ -199,8 +199,8 @@ class OutboxConsumer:
         """Start. Tries again while the database is unavailable; without an outbox: ConfigError."""
         if self.name in self._cache.lags:
             raise ConfigError(
-                f"consumer {self.name}: this cache has one of this name; choose another name for "
-                "each database"
+                f"consumer {self.name}: this cache has a consumer of this name; "
+                "choose another name for each database"
             )
         self._caught_up = time.monotonic()
         self._wake = asyncio.Event()  # of this loop

@@ -170,9 +170,9 @@ def _check(line: Line, number: int, kinds: set[str]) -> None:
     if isinstance(line, RecordingHead):
         if line.version != VERSION:
             raise ConfigError(
-                f"version {line.version}; this stillfresh reads version {VERSION}: record anew"
+                f"version {line.version}; this stillfresh reads version {VERSION}: record again"
             )
     elif isinstance(line, RecordedKind):
         kinds.add(line.kind)
     elif line.kind not in kinds:
-        raise ConfigError("its kind is not on a line before it")
+        raise ConfigError("it names a kind that no earlier line declares")

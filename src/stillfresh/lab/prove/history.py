@@ -121,7 +121,7 @@ def load_text(load: str) -> str:
     return f"load {number} of process {process}"
 
 
-def outlived(history: ProofHistory) -> Iterator[tuple[Seen, float]]:
+def reads_after_invalidation(history: ProofHistory) -> Iterator[tuple[Seen, float]]:
     """Reads that were served, as fresh or stale, a copy from before an invalidation; with its time.
 
     All reads are looked at, also from processes that could not ask the store.
@@ -141,14 +141,14 @@ def is_excused(event: Seen) -> bool:
     return event.verdict == "stale" and event.unverified
 
 
-def excused(history: ProofHistory) -> Iterator[Seen]:
+def excused_reads(history: ProofHistory) -> Iterator[Seen]:
     """Reads that got a copy from before an invalidation, and said that they were not checked."""
-    for event, _ in outlived(history):
+    for event, _ in reads_after_invalidation(history):
         if is_excused(event):
             yield event
 
 
-def uncertain(history: ProofHistory) -> Iterator[Seen]:
+def uncertain_reads(history: ProofHistory) -> Iterator[Seen]:
     """Reads that got a copy from before an invalidation that nobody acknowledged.
 
     Its process was killed, or the store did not answer. It may have been done or not, and the read
@@ -167,7 +167,7 @@ def uncertain(history: ProofHistory) -> Iterator[Seen]:
                 yield event
 
 
-def unjudged(history: ProofHistory) -> Counter[str]:
+def unjudged_reads(history: ProofHistory) -> Counter[str]:
     """Reads on which no judgement is possible, by the reason."""
     reasons: Counter[str] = Counter()
     for event in history.all("served"):
@@ -183,16 +183,16 @@ def unjudged(history: ProofHistory) -> Counter[str]:
 
 def wrong_reads(history: ProofHistory) -> int:
     """How many reads were wrong: what they called fresh, or stale, was invalidated before."""
-    return sum(1 for event, _ in outlived(history) if not is_excused(event))
+    return sum(1 for event, _ in reads_after_invalidation(history) if not is_excused(event))
 
 
-def law(history: ProofHistory) -> Iterator[str]:
-    """A copy that was invalidated before a read is not served to it as fresh.
+def lost_invalidations(history: ProofHistory) -> Iterator[str]:
+    """Reads that got, as fresh, a copy that was invalidated before.
 
-    Nor as stale, unless the answer says that the store could not be asked.
+    Also as stale, unless the answer says that the store could not be asked.
     """
     first: dict[tuple[str, str, str], float] = {}
-    for event, invalidated in outlived(history):
+    for event, invalidated in reads_after_invalidation(history):
         if not is_excused(event):
             first.setdefault((event.key, event.load, event.verdict), event.at - invalidated)
     for (key, load, verdict), late in first.items():
@@ -200,8 +200,8 @@ def law(history: ProofHistory) -> Iterator[str]:
         yield f"{key}: {load_text(load)} was served as {verdict}, {after}"
 
 
-def newest(history: ProofHistory) -> Iterator[str]:
-    """A copy that was replaced before a read is not served to it as fresh."""
+def reads_of_replaced_copies(history: ProofHistory) -> Iterator[str]:
+    """Reads that got, as fresh, a copy that had been replaced before."""
     latest = {key: Latest(history.of("published", key)) for key in history.keys("published")}
     for event in history.all("served"):
         load = history.loads.get(event.load)
@@ -214,8 +214,8 @@ def newest(history: ProofHistory) -> Iterator[str]:
                 yield f"{event.key}: {old} was served after a newer copy was stored"
 
 
-def ages(history: ProofHistory) -> Iterator[str]:
-    """A copy is fresh for its time and no longer, and is never said to be newer than it is."""
+def wrong_ages(history: ProofHistory) -> Iterator[str]:
+    """Reads of a copy that was called fresh for too long, or younger than it is."""
     for event in history.all("served"):
         load = history.loads.get(event.load)
         if load is None or load.key != event.key:
@@ -233,26 +233,26 @@ def ages(history: ProofHistory) -> Iterator[str]:
             yield f"{event.key}: {load_text(event.load)} was said to be younger than it is"
 
 
-def loads(history: ProofHistory) -> Iterator[str]:
-    """One load for a key and lease."""
+def doubled_loads(history: ProofHistory) -> Iterator[str]:
+    """Leases with which a key was loaded more than once."""
     counts = Counter((load.key, load.lease) for load in history.all("load") if load.lease)
     for (key, token), count in counts.items():
         if count > 1:
             yield f"{key}: {count} loads with the lease {token}"
 
 
-def holders(history: ProofHistory) -> Iterator[str]:
-    """One holder for a key: the next lease is given when the one before has ended."""
+def doubled_leases(history: ProofHistory) -> Iterator[str]:
+    """Leases that were given while another holder had a live one for the same key."""
     for key in history.keys("leased"):
         for first, second in pairwise(history.of("leased", key)):
             overlaps = first.ended < second.at and second.wall < first.until
-            excused = history.moved(first.at, second.ended)
-            if overlaps and not excused and not history.ends(first, second.ended):
+            was_moved = history.moved(first.at, second.ended)
+            if overlaps and not was_moved and not history.ends(first, second.ended):
                 yield f"{key}: {second.lease} was leased while {first.lease} was held"
 
 
-def voided(history: ProofHistory) -> Iterator[str]:
-    """A publication with a lease that an invalidation had voided never shows."""
+def voided_publications(history: ProofHistory) -> Iterator[str]:
+    """Publications with a lease that an invalidation had voided."""
     leased = {event.lease: event for event in history.all("leased")}
     for key in history.keys("published"):
         latest = Latest(history.of("invalidated", key))
@@ -262,15 +262,15 @@ def voided(history: ProofHistory) -> Iterator[str]:
                 yield f"{key}: {event.lease} was published after it was voided"
 
 
-def kept(history: ProofHistory) -> Iterator[str]:
-    """The store has the last published copy, or a later one."""
-    for event in outdated(history):
+def lost_copies(history: ProofHistory) -> Iterator[str]:
+    """Looks into the store that did not find the last published copy, or a later one."""
+    for event in outdated_looks(history):
         if event.lease or not history.may_forget:
             copy = event.lease or "nothing"
             yield f"{event.key}: {copy} was found, and something newer had been published"
 
 
-def outdated(history: ProofHistory) -> Iterator[Seen]:
+def outdated_looks(history: ProofHistory) -> Iterator[Seen]:
     """Looks into the store that found an older copy than the last published one, or none."""
     for key in history.keys("found"):
         latest = Latest(history.of("published", key))
@@ -282,14 +282,14 @@ def outdated(history: ProofHistory) -> Iterator[Seen]:
                 yield event
 
 
-def answered(history: ProofHistory) -> Iterator[str]:
-    """Readers are answered, whatever happens to the store."""
+def failed_reads(history: ProofHistory) -> Iterator[str]:
+    """Reads that got no answer. Readers are answered, whatever happens to the store."""
     for event in history.all("failed"):
         yield f"{event.key}: a read failed: {event.text}"
 
 
-def recovered(history: ProofHistory) -> Iterator[str]:
-    """After a fault all processes work again by themselves."""
+def missed_recoveries(history: ProofHistory) -> Iterator[str]:
+    """Faults after which not all processes worked again by themselves."""
     for event in history.all("stuck"):
         yield f"after {event.text}: not all worked again"
 
@@ -299,6 +299,7 @@ LOST: Final = (
     "answer says that it is unverified"
 )
 """The promise that a lost invalidation breaks."""
+REPLACED: Final = "A read after a newer copy was stored is not served the older copy as fresh"
 DOUBLED: Final = ("A lease is used for one load", "A key has one lease holder at a time")
 """The promises that a lease given twice breaks."""
 KEPT: Final = "A copy that the store has confirmed stays there until a newer one replaces it"
@@ -306,16 +307,16 @@ ANSWERED: Final = "Every read gets a value, also while the store is out of reach
 RECOVERED: Final = "After each fault, all processes work again by themselves within 60 seconds"
 Checks: TypeAlias = Mapping[str, Callable[[ProofHistory], Iterator[str]]]
 CHECKS: Final[Checks] = {
-    LOST: law,
-    "A read after a newer copy was stored is not served the older copy as fresh": newest,
+    LOST: lost_invalidations,
+    REPLACED: reads_of_replaced_copies,
     "A copy is served as fresh no longer than `fresh_for`, and never says that it is younger "
-    "than it is": ages,
-    DOUBLED[0]: loads,
-    DOUBLED[1]: holders,
-    "A load whose lease was ended by an invalidation is not stored": voided,
-    KEPT: kept,
-    ANSWERED: answered,
-    RECOVERED: recovered,
+    "than it is": wrong_ages,
+    DOUBLED[0]: doubled_loads,
+    DOUBLED[1]: doubled_leases,
+    "A load whose lease was ended by an invalidation is not stored": voided_publications,
+    KEPT: lost_copies,
+    ANSWERED: failed_reads,
+    RECOVERED: missed_recoveries,
 }
 """Each promise, and the function that finds where a history breaks it."""
 PEER_CHECKS: Final[Checks] = {promise: CHECKS[promise] for promise in (LOST, ANSWERED, RECOVERED)}
@@ -332,8 +333,12 @@ def ages_at_serving(history: ProofHistory) -> dict[str, float]:
     served = [
         event for event in history.all("served") if not history.moved(event.at - 1, event.ended)
     ]
-    ages = sorted(max(0.0, event.wall - event.fetched_at) for event in served) or [0.0]
-    return {"p50": ages[len(ages) // 2], "p99": ages[len(ages) * 99 // 100], "max": ages[-1]}
+    in_order = sorted(max(0.0, event.wall - event.fetched_at) for event in served) or [0.0]
+    return {
+        "p50": in_order[len(in_order) // 2],
+        "p99": in_order[len(in_order) * 99 // 100],
+        "max": in_order[-1],
+    }
 
 
 def loads_together(history: ProofHistory) -> int:

@@ -24,11 +24,11 @@ from stillfresh.lab.prove.history import (
     PEER_CHECKS,
     ProofHistory,
     ages_at_serving,
-    excused,
+    excused_reads,
     loads_together,
-    outdated,
-    uncertain,
-    unjudged,
+    outdated_looks,
+    uncertain_reads,
+    unjudged_reads,
     violations,
     wrong_reads,
 )
@@ -242,13 +242,13 @@ def judge(report: Report, events: Sequence[Seen], stage: Stage) -> None:
     """Write into the report what the events say."""
     report.counts = counts = Counter(event.what for event in events)
     history = ProofHistory(events, stage.fresh_for, stage.memory_for, may_forget=stage.may_forget)
-    counts["forgotten"] = sum(not event.lease for event in outdated(history))
+    counts["forgotten"] = sum(not event.lease for event in outdated_looks(history))
     counts["blind"] = counts["served"] - len(history.sighted())
-    counts["excused"] = sum(1 for _ in excused(history))
-    counts["uncertain"] = sum(1 for _ in uncertain(history))
+    counts["excused"] = sum(1 for _ in excused_reads(history))
+    counts["uncertain"] = sum(1 for _ in uncertain_reads(history))
     counts["together"] = loads_together(history)
     report.wrong = wrong_reads(history)
-    report.unjudged = unjudged(history)
+    report.unjudged = unjudged_reads(history)
     report.ages = ages_at_serving(history)
     checks = PEER_CHECKS if stage.peer else CHECKS
     report.broken = violations(history, checks)

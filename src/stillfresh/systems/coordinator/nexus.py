@@ -37,7 +37,9 @@ class NexusClient:
     ) -> None:
         base = str(checked_url(url)).rstrip("/")
         most = seconds(timeout, name="timeout", positive=True)
-        self._client = new_client(most, kept=0) if client is None else checked_client(client)
+        self._client = (
+            new_client(most, idle_connections=0) if client is None else checked_client(client)
+        )
         self._posts, self._users = (
             Endpoint(self._client, f"{base}/{path}", timeout=most, max_bytes=max_bytes)
             for path in (POSTS, USERS)

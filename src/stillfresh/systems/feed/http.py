@@ -121,7 +121,9 @@ class HttpFeedSource:
         self._headers["Accept-Encoding"] = "gzip"
         self._is_ours = client is None
         self._client = (
-            new_client(self._timeout, kept=KEPT) if client is None else checked_client(client)
+            new_client(self._timeout, idle_connections=KEPT)
+            if client is None
+            else checked_client(client)
         )
         self._is_closed = False
 

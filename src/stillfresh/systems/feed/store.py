@@ -306,8 +306,8 @@ class FeedStore(Store, ReadsInline, ListsEntries, EvictsEntries, CountsEntries):
         def job(file: apsw.Connection, after: tuple[str, str]) -> tuple[list[str], After]:
             if after == sqlite.FIRST:
                 sqlite.begin_epoch(file, tag)
-            found, next_after = sqlite.tagged(file, tag, after, sqlite.SLICE)
-            slice_ = [id_ for kind, id_ in found if kind == KIND]
+            tagged_keys, next_after = sqlite.tagged(file, tag, after, sqlite.SLICE)
+            slice_ = [id_ for kind, id_ in tagged_keys if kind == KIND]
             _invalidate(file, slice_)
             return slice_, next_after
 

@@ -88,7 +88,7 @@ class WaitingClient:
         self._sleep = sleep
         self._dice = dice
         self.cache = WaitingCache(self._fetch, sleep=sleep)
-        self._http = new_client(self._timeout, kept=1)
+        self._http = new_client(self._timeout, idle_connections=1)
         self._endpoint = Endpoint(
             self._http,
             self._url + WAITING_LONGEST,

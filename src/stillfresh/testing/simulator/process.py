@@ -1,4 +1,10 @@
-"""One simulated process: its own clock, its own way to the store, its own caches."""
+"""One simulated process: its own clock, its own way to the store, its own caches.
+
+The caches are real ones, and everything around them is simulated. A process may die (`is_alive`),
+be cut off from the store, or have a clock that is wrong; the world decides when, by its seed. Its
+loads ask the ledger's upstream, and its reads are handed to the ledger, which judges them:
+`observe` wraps a resource so that each answer is compared with the invalidations before it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
