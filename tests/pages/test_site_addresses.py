@@ -194,6 +194,21 @@ class TestI34HealthChecks:
             assert {(await client.get("/")).text for _ in range(4)} == {"0", "1"}
         assert caplog.messages == [out, back]
 
+    async def test_addresses_that_are_all_left_out_still_take_turns(
+        self, sites: list[Site], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A wrong `health_path` does not send all visitors to the first address."""
+        urls = [site.url for site in sites]
+        for site in sites:
+            site.answer("/health", status=404)
+        async with asking(*urls, health_path="/health", health_every=0.01) as client:
+            out = {
+                f"{url}: fails its check, and is left out: it answers 404 to /health"
+                for url in urls
+            }
+            await until(lambda: out <= set(caplog.messages))
+            assert {(await client.get("/")).text for _ in range(4)} == {"0", "1"}
+
     async def test_a_check_that_gets_no_answer_has_failed(
         self, sites: list[Site], caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -158,8 +158,8 @@ class SiteAddresses:
         """The order in which one request asks them; those that are left out come last."""
         usable = [address for address in self.all if address.health.is_asked(now)]
         left_out = [address for address in self.all if not address.health.is_asked(now)]
-        first = next(self._turns) % len(usable) if usable else 0
-        return [*usable[first:], *usable[:first], *left_out]
+        turn = next(self._turns)
+        return [*_rotated(usable, turn), *_rotated(left_out, turn)]
 
     def states(self) -> dict[str, bool]:
         """Each address, and whether it is asked now."""
@@ -210,3 +210,11 @@ class SiteAddresses:
     def close(self) -> None:
         for address in self.all:
             address.pool.close()
+
+
+def _rotated(addresses: list[SiteAddress], turn: int) -> list[SiteAddress]:
+    """The same addresses, beginning with another one at each turn."""
+    if not addresses:
+        return addresses
+    first = turn % len(addresses)
+    return [*addresses[first:], *addresses[:first]]
