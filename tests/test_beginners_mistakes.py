@@ -186,6 +186,8 @@ class TestE34Options:
             ({"expire": 60}, "no option 'expire'; write fresh_for"),
             ({"maxsize": 100}, "no option 'maxsize'; write max_entries"),
             ({"fresh_fro": 60}, "no option 'fresh_fro'; write fresh_for"),
+            ({"fresh_for": 60, "retries": 3}, "no option 'retries'; write one of fresh_for, "),
+            ({"fresh_for": 60, "swr": 3}, "no option 'swr'; write stale_for"),
             ({}, r"it needs fresh_for; write @cache\.cached\('report', fresh_for='5m'\)"),
             ({"fresh_for": 60, "tags": "a"}, r"tags is a list; write tags=\['a'\]"),
             ({"fresh_for": "5 parsecs"}, "cannot read '5 parsecs' as a duration; write seconds"),
@@ -244,7 +246,10 @@ class TestE34Options:
 
     async def test_two_functions_of_one_name(self, cache: Cache, report: Report) -> None:
         assert report.__name__ == "report"
-        with pytest.raises(ConfigError, match="'report': taken already in this cache; choose"):
+        owner = r"by tests\.test_beginners_mistakes\.report"
+        with pytest.raises(
+            ConfigError, match=f"'report': taken already in this cache, {owner}; ch"
+        ):
 
             @cache.cached("report", fresh_for=30)
             async def another(year: int) -> int:
@@ -283,6 +288,36 @@ class TestE15Keys:
     async def test_a_text_where_many_keys_belong(self, prices: Prices) -> None:
         with pytest.raises(ConfigError, match=re.escape("['sku-1']")):
             await prices.get_many("sku-1")
+
+    @pytest.mark.parametrize("keys", [None, 5, object])
+    async def test_something_else_where_many_keys_belong(self, prices: Prices, keys: Any) -> None:
+        says = rf"price\.get_many: takes many keys, such as a list, not {re.escape(repr(keys))}"
+        with pytest.raises(ConfigError, match=says):
+            await prices.get_many(keys)
+
+    def test_something_else_where_many_keys_belong_in_sync_code(self) -> None:
+        with SyncCache("memory://") as cache:
+
+            @cache.batched("price", fresh_for=30)
+            def prices(skus: list[str]) -> dict[str, int]:
+                return dict.fromkeys(skus, 1)
+
+            methods: list[Any] = [prices.get_many, prices.known, prices.refresh_many]
+            for method in methods:
+                with pytest.raises(ConfigError, match=r"takes many keys, such as a list, not None"):
+                    method(None)
+                with pytest.raises(ConfigError, match=r"takes many keys; write \w+\(\[''\]\)"):
+                    method("")
+
+    @pytest.mark.parametrize("of", [float, tuple[str, int], None, str | None])
+    async def test_keys_that_are_declared_with_another_type(self, cache: Cache, of: Any) -> None:
+        async def prices(keys):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+            return dict.fromkeys(keys, 1)
+
+        prices.__annotations__["keys"] = list[of]
+        says = re.escape(f"of prices as list[str] or list[int], not {list[of]!r}; a function below")
+        with pytest.raises(ConfigError, match=says):
+            cache.batched("price", fresh_for=30)(prices)
 
     async def test_an_object_as_an_argument(self, cache: Cache) -> None:
         @cache.cached("rows", fresh_for=30)
@@ -471,6 +506,13 @@ class TestE13Lives:
         assert (ended.returncode, ended.stdout) == (0, "[9, 16, 9, 16]\n"), ended.stderr
         assert sorted((tmp_path / "calls").read_text().split()) == ["3", "4"]
 
+    @pytest.mark.parametrize("of", [Cache, SyncCache])
+    def test_a_cache_that_is_sent_to_another_process(
+        self, of: type[Cache] | type[SyncCache]
+    ) -> None:
+        with pytest.raises(TypeError, match=r"cannot be pickled.* send a cached function instead"):
+            pickle.dumps(of("memory://"))
+
     def test_pool_map_of_a_function_inside_a_function(self) -> None:
         """Pickle finds functions by their names, and says so."""
 
@@ -564,6 +606,24 @@ class TestE30Loaders:
 
         with pytest.raises(BadValue, match=r"Expected `int`, got `str`; return what the annot"):
             await report(2026)
+
+    @pytest.mark.parametrize(
+        ("returned", "says"),
+        [
+            (lambda: asyncio.sleep(0), "the function returned a coroutine; write async def"),
+            (lambda: (number for number in range(3)), "returned a generator; return a list"),
+            (lambda: len, "returned a function; did you forget to call it"),
+        ],
+    )
+    async def test_a_loader_that_returns_what_is_no_value(
+        self, cache: Cache, returned: Callable[[], Any], says: str
+    ) -> None:
+        value = returned()
+        report = cache.cached("report", fresh_for=30)(lambda _year: value)
+        with pytest.raises(BadValue, match=says):
+            await report(2026)
+        if inspect.iscoroutine(value):
+            value.close()
 
     async def test_a_batched_loader_that_returns_a_list(self, cache: Cache) -> None:
         @cache.batched("price", fresh_for=30)
@@ -695,6 +755,41 @@ class TestE32Values:
         await plain(1)
         assert await item("a") == Item("a")
         assert not caplog.records
+
+    @pytest.mark.parametrize(
+        ("annotation", "wrap"),
+        [
+            (object, lambda item: item),
+            (list, lambda item: [item]),
+            (dict, lambda item: {"x": item}),
+            (list[Any], lambda item: [item]),
+            (dict[str, Any], lambda item: {"x": item}),
+            (Mapping[str, object], lambda item: {"x": item}),
+        ],
+    )
+    async def test_a_dataclass_inside_a_type_that_does_not_name_it_is_reported(
+        self,
+        cache: Cache,
+        caplog: pytest.LogCaptureFixture,
+        annotation: Any,
+        wrap: Callable[[object], Any],
+    ) -> None:
+        async def item(name: str):  # type: ignore[no-untyped-def] # noqa: ANN202
+            return wrap(Item(name))
+
+        item.__annotations__["return"] = annotation
+        assert await cache.cached("item", fresh_for=30)(item)("a") == wrap({"name": "a"})
+        (record,) = caplog.records
+        assert "of the type Item, and callers get dict" in record.getMessage()
+        assert "because its return type does not name it" in record.getMessage()
+
+    async def test_a_model_inside_a_type_that_does_not_name_it(self, cache: Cache) -> None:
+        @cache.cached("models", fresh_for=30)
+        async def models(name: str) -> list:  # type: ignore[type-arg]
+            return [Model(name=name)]
+
+        with pytest.raises(BadValue, match=r"what it holds, as in list\[Item\], or give codec="):
+            await models("a")
 
     @pytest.mark.parametrize("share", [True, False])
     @pytest.mark.parametrize("is_dev_mode", [False, True])

@@ -161,6 +161,15 @@ def unconfirmed() -> Iterator[None]:
         raise
 
 
+def cannot_be_pickled(cache: object) -> TypeError:
+    """Return the error for a cache that is sent to another process."""
+    name = type(cache).__name__
+    return TypeError(
+        f"a {name} cannot be pickled, because each process opens its own; make it at the top of a "
+        f"module, and send a cached function instead, which is pickled by its name"
+    )
+
+
 def shown(value: object) -> str:
     """A value as an error names it: its repr, cut at a sane length."""
     return _cut(_safe_repr(value))

@@ -53,6 +53,7 @@ from stillfresh.engine.keys import (
     checks_options,
     is_def,
     place_of,
+    shown_name,
     terms_of,
     versioned,
 )
@@ -492,8 +493,15 @@ class Cache(Lifecycle):
         kind = checked_kind(versioned(checked_kind(name), version))
         declaration = self._declared.get(kind)
         if kind in self.cores and (declaration is None or declaration.place is None):
-            raise _taken(kind)
+            raise self._taken(kind)
         return kind
+
+    def _taken(self, kind: str) -> ConfigError:
+        function = self.cores[kind].spec.function
+        owner = "" if function is None else f", by {function.__module__}.{shown_name(function)}"
+        return ConfigError(
+            f"resource name {kind!r}: taken already in this cache{owner}; choose another name"
+        )
 
     def _replace(self, kind: str, function: Callable[..., object]) -> None:
         """Make room for a resource that the same place declares again. Raises ConfigError."""
@@ -502,7 +510,7 @@ class Cache(Lifecycle):
         core = self.cores.get(kind)
         if core is not None:
             if before is None or place is None or before.place != place:
-                raise _taken(kind)
+                raise self._taken(kind)
             del self.cores[kind]
             core.retire()
         old_objects = [] if before is None else before.objects
@@ -543,7 +551,7 @@ class Cache(Lifecycle):
         if spec.by_id and spec.function is not None:
             resource_of = class_named_after(resource_of, name_of(spec.function))
         if checked_kind(spec.kind) in self.cores:
-            raise _taken(spec.kind)
+            raise self._taken(spec.kind)
         memory: Memory[H, V] = Memory(spec, self.clock, private=self.is_private or private)
         core = Core(spec, self, memory, text=text, key=key)
         self.cores[spec.kind] = core
@@ -556,10 +564,6 @@ class Cache(Lifecycle):
 
 for _method, _text in NOT_OF_A_CACHE.items():
     setattr(Cache, _method, MissingMethod(f"{{0}}.{_method}: {_text}"))
-
-
-def _taken(kind: str) -> ConfigError:
-    return ConfigError(f"resource name {kind!r}: taken already in this cache; choose another name")
 
 
 def _is_private(store: str | Store) -> bool:

@@ -6,10 +6,18 @@ pickle: a cache file must not be able to run code.
 """
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from importlib import import_module
 from inspect import signature
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CoroutineType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+)
 from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct, msgpack
@@ -23,6 +31,8 @@ from stillfresh.errors import ConfigError, shown
 V = TypeVar("V")
 
 ADVICE: Final = "annotate a type that msgspec or Pydantic knows, or give codec="
+UNTYPED: Final = (Any, object)
+HOLDERS: Final = (list, dict, Mapping, Sequence)
 SECRETS: Final = {"SecretStr", "SecretBytes", "Secret"}
 
 
@@ -93,16 +103,39 @@ def codec_for(of: Any, resource: str) -> Codec[Any]:  # noqa: ANN401 (a type for
     return PydanticCodec(of, resource) if is_pydantic else MsgpackCodec(of, resource)
 
 
-def advice_on(codec: object) -> str:
+def advice_on(codec: object, value: object = None) -> str:
     """What to do about a loaded value that the codec refuses."""
-    what = "annotate the return type" if is_untyped(codec) else "return what the annotation says"
-    return f"{what}, or give codec="
+    cls = type(value)  # not isinstance: a value may be a proxy whose class cannot be had
+    if cls is CoroutineType:
+        return "the function returned a coroutine; write async def, and await what it calls"
+    if cls in (GeneratorType, AsyncGeneratorType):
+        return "the function returned a generator; return a list"
+    if cls in (FunctionType, MethodType, BuiltinFunctionType):
+        return "the function returned a function; did you forget to call it?"
+    if is_unannotated(codec):
+        return "annotate the return type, or give codec="
+    if is_untyped(codec):
+        return "write into the return type what it holds, as in list[Item], or give codec="
+    return "return what the annotation says, or give codec="
 
 
-def is_untyped(codec: object) -> bool:
+def is_unannotated(codec: object) -> bool:
     """True if the loader's return type is not annotated, or is Any."""
     typed = innermost(codec)
     return isinstance(typed, MsgpackCodec) and typed.of is Any
+
+
+def is_untyped(codec: object) -> bool:
+    """True if the return type names nothing inside: Any, object, list, dict[str, Any]."""
+    typed = innermost(codec)
+    if not isinstance(typed, MsgpackCodec):
+        return False
+    if typed.of in UNTYPED:
+        return True
+    if (typing.get_origin(typed.of) or typed.of) not in HOLDERS:
+        return False
+    held = typing.get_args(typed.of)
+    return not held or held[-1] in UNTYPED
 
 
 def types_in(of: Any, seen: set[Any] | None = None) -> Iterator[type]:  # noqa: ANN401 (a type form)

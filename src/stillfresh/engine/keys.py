@@ -147,12 +147,11 @@ def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type
             f"{name}: a batched loader takes one parameter, the list of keys; "
             f"write {definition} {shown_name(loader)}(keys: list[str]) -> dict[str, ...]"
         )
-    keys = get_args(hints.get(parameters[0].name))
+    declared = hints.get(parameters[0].name)
+    keys = get_args(declared)
     key_type = plain_type(keys[0]) if len(keys) == 1 else None
     if key_type not in (str, int):
-        raise ConfigError(
-            f"{name}: annotate the keys of {shown_name(loader)} as list[str] or list[int]"
-        )
+        raise ConfigError(_wrong_keys(name, shown_name(loader), declared))
     returned = hints.get("return", Any)
     if returned is not Any and not (
         isinstance(get_origin(returned), type) and issubclass(get_origin(returned), Mapping)
@@ -162,6 +161,13 @@ def batch_types(name: str, loader: Callable[..., Any]) -> tuple[type[str] | type
             f"annotate it as dict[{key_type.__name__}, ...], not {returned!r}"
         )
     return key_type, value_type(get_args(returned)[1] if get_args(returned) else Any)
+
+
+def _wrong_keys(name: str, loader: str, declared: object) -> str:
+    problem = f"{name}: annotate the keys of {loader} as list[str] or list[int]"
+    if declared is None:
+        return problem
+    return f"{problem}, not {shown(declared)}; a function below @cache.cached takes other arguments"
 
 
 def is_def(loader: Callable[..., Any]) -> bool:
@@ -243,12 +249,20 @@ OTHER_NAMES: Final = {
     "expires": "fresh_for",
     "expiration": "fresh_for",
     "expiration_time": "fresh_for",
+    "expire_after": "fresh_for",
+    "expires_in": "fresh_for",
+    "ttl_seconds": "fresh_for",
+    "lifetime": "fresh_for",
     "max_age": "fresh_for, or max_age= of get()",
     "timeout": "fresh_for for how long a value is fresh, load_timeout for how long a load may take",
     "maxsize": "max_entries",
     "max_size": "max_entries",
     "early_ttl": "stale_for",
     "stale_ttl": "stale_for",
+    "stale_while_revalidate": "stale_for",
+    "swr": "stale_for",
+    "stale_if_error": "error_for",
+    "grace": "error_for",
     "serializer": "codec",
     "key_builder": "key",
     "exclude": "ignore",
@@ -257,6 +271,8 @@ OTHER_NAMES: Final = {
     "exceptions": "raises",
 }
 """Options of other libraries, and what they are called here."""
+LIKENESS: Final = 0.7
+"""How like an option a name must be to be taken for a slip: at 0.6, `retries` is `max_entries`."""
 NOT_OF_A_CACHE: Final = {
     "get": "a cache has no keys of its own; declare a function with @cache.cached(...) and call it",
     "set": "declare a function with @cache.cached(...); report.of(...).put(value) stores a value",
@@ -272,7 +288,7 @@ def check_options(decorator: str, unknown: Mapping[str, object]) -> None:
     for option in unknown:
         meant = OTHER_NAMES.get(option)
         if meant is None:
-            close = get_close_matches(option, OPTIONS, 1)
+            close = get_close_matches(option, OPTIONS, 1, LIKENESS)
             meant = close[0] if close else f"one of {', '.join(OPTIONS)}"
         raise ConfigError(f"{decorator}: there is no option {option!r}; write {meant}")
 

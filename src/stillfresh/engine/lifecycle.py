@@ -34,7 +34,7 @@ from stillfresh.engine.model import Hook
 from stillfresh.engine.news import News
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.spans import Stopwatch, Timing
-from stillfresh.errors import NotOpen, StillfreshError, StoreError
+from stillfresh.errors import NotOpen, StillfreshError, StoreError, cannot_be_pickled
 from stillfresh.forks import tell_of_forks
 from stillfresh.stores import EvictsEntries, capabilities_of
 from stillfresh.stores.contract import Store
@@ -111,6 +111,9 @@ class Lifecycle:
         self.is_closed = self._is_forked = self._is_left = False
         self.new_store: Callable[[], Store] | None = None
         """Creates the store again in a forked child; None: the child is refused."""
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(self)
 
     def count_blocks(self, opened: int, watched: int) -> None:
         """So many blocks of both kinds were opened, or closed if it is negative."""

@@ -234,12 +234,18 @@ class Loader(Generic[K, V]):
                     is_kept = private is None or private.is_noted or work.seen is not None
                     results[work.id] = LoadResult(copy, is_kept=is_kept, private=private)
             except Exception as exc:  # noqa: BLE001 (the loader's mistake)
-                results[work.id] = self._unstorable_result(work, exc)
+                results[work.id] = self._unstorable_result(work, result, exc)
         return results
 
-    def _unstorable_result(self, work: Work[K, V], error: Exception) -> LoadResult[V]:
+    def _unstorable_result(
+        self, work: Work[K, V], result: object, error: Exception
+    ) -> LoadResult[V]:
         """The value is not what was declared; its key cools down like any that failed."""
-        text = f"the value cannot be stored: {error_text(error)}; {advice_on(self.spec.codec)}"
+        value = result
+        if type(result) is Loaded:  # not isinstance, as in `advice_on`
+            value = result.value
+        advice = advice_on(self.spec.codec, value)
+        text = f"the value cannot be stored: {error_text(error)}; {advice}"
         raised = BadValue(f"{self.spec.kind} {work.key!r}: {text}")
         raised.__cause__ = error
         return self._cooling_result(work, raised, text[:LONGEST_TEXT])

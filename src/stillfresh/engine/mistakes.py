@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stillfresh.engine.codecs import is_untyped
+from stillfresh.engine.codecs import is_unannotated, is_untyped
 from stillfresh.engine.rules import odd_part
 from stillfresh.errors import shown
 
@@ -26,6 +26,7 @@ class SilentMistakes:
 
     def __init__(self, kind: str, codec: object) -> None:
         self._kind = kind
+        self._is_unannotated = is_unannotated(codec)
         self.is_untyped = is_untyped(codec)
         """True until a value was reported that callers get as another type."""
         self._is_large_reported = False
@@ -58,12 +59,16 @@ class SilentMistakes:
             becomes = "list"
         elif is_dataclass(odd) or isinstance(odd, Struct):
             becomes = "dict"
+        why = "does not name it"
+        if self._is_unannotated:
+            why = "is not annotated"
         logger.warning(
             "%s: the function's values are of the type %s, and callers get %s, because its return "
-            "type is not annotated. Annotate it with %s, or give codec=.",
+            "type %s. Annotate it with %s, or give codec=.",
             self._kind,
             name,
             becomes,
+            why,
             name,
         )
 

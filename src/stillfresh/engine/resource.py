@@ -589,6 +589,9 @@ class Resource(Face[K, V]):
         if isinstance(keys, str | bytes):
             why = f"{method}: takes many keys; write {method}([{keys!r}])"
             raise ConfigError(f"{self.core.spec.kind}.{why}")
+        if not isinstance(keys, Iterable):
+            why = f"{method}: takes many keys, such as a list, not {shown(keys)}"
+            raise ConfigError(f"{self.core.spec.kind}.{why}")
         listed = list(keys)
         if len(listed) > SLICE:
             async for batch in sliced(listed):

@@ -26,7 +26,7 @@ from collections.abc import (
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Required, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Final, NoReturn, ParamSpec, Required, Self, TypedDict, TypeVar, Unpack
 
 from stillfresh.clock import Clock
 from stillfresh.durations import Duration
@@ -50,6 +50,7 @@ from stillfresh.errors import (
     MissingMethod,
     NotOpen,
     StillfreshError,
+    cannot_be_pickled,
     refuse_with,
     shown,
 )
@@ -131,6 +132,9 @@ class SyncCache:
         self._has_warned = False
         if isinstance(store, str):
             self._cache.new_store = partial(store_for, store, clock)
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_be_pickled(self)
 
     @property
     def on_loop(self) -> Cache:

@@ -245,7 +245,7 @@ class SyncResource(ThreadFace[K, V]):
     ) -> dict[K, Answer[V]]:
         """Return an answer for each key. The answer of a failed load has `error`."""
         answers, others = self._split(keys, max_age, at_least)
-        if not others:
+        if isinstance(others, list) and not others:
             return answers
         loaded = self._run(
             self._resource.get_many, others, max_age, patience=patience, at_least=at_least
@@ -255,7 +255,7 @@ class SyncResource(ThreadFace[K, V]):
     def known(self, keys: Iterable[K], *, max_age: Duration | None = None) -> dict[K, Answer[V]]:
         """Return the answers that memory or the store can give. Loads nothing."""
         answers, others = self._split(keys, max_age)
-        if not others:
+        if isinstance(others, list) and not others:
             return answers
         stored = self.stored(others) if max_age is None and isinstance(others, list) else None
         if stored is not None:
@@ -266,8 +266,8 @@ class SyncResource(ThreadFace[K, V]):
         self, keys: Iterable[K], max_age: Duration | None, at_least: str | None = None
     ) -> tuple[dict[K, Answer[V]], Iterable[K]]:
         """The answers at hand, and the other keys. A caller's generator runs in its own thread."""
-        if isinstance(keys, str | bytes):  # the call on the loop refuses it
-            return {}, keys  # type: ignore[return-value]
+        if not _are_many(keys):  # the call on the loop refuses it
+            return {}, keys
         if max_age is None and at_least is None:
             return self.at_hand(keys)
         return {}, list(keys)
@@ -282,7 +282,7 @@ class SyncResource(ThreadFace[K, V]):
 
     def refresh_many(self, keys: Iterable[K]) -> dict[K, Refreshed[V]]:
         """Load the keys now, at any age, and return what became of each."""
-        if not isinstance(keys, str | bytes):  # the call on the loop refuses it
+        if _are_many(keys):  # the call on the loop refuses other values
             keys = list(keys)  # a caller's generator runs in its own thread
         return self._run(self._resource.refresh_many, keys)
 
@@ -389,3 +389,8 @@ class SyncResource(ThreadFace[K, V]):
 def _may_wait() -> bool:
     """False if this thread runs an event loop, which a wait would block."""
     return asyncio._get_running_loop() is None  # noqa: SLF001 (None, where others raise)
+
+
+def _are_many(keys: Iterable[object]) -> bool:
+    """False for a value that `get_many` refuses: a text, and what is no collection."""
+    return isinstance(keys, Iterable) and not isinstance(keys, str | bytes)
