@@ -1434,6 +1434,15 @@ class TestS4ReadOnly:
         with pytest.raises(StoreError, match=r"cache\.db: cannot be opened"):
             await SqliteStore(small_disk / "cache.db").open()
 
+    async def test_an_empty_file_that_is_read_only_cannot_become_a_cache(
+        self, small_disk: Path
+    ) -> None:
+        """It was opened, and then taken for one that another program had overwritten."""
+        (small_disk / "cache.db").touch()
+        remount(small_disk, "ro")
+        with pytest.raises(StoreError, match=r"cache\.db: is empty and read-only; make"):
+            await SqliteStore(small_disk / "cache.db").open()
+
     @pytest.mark.parametrize(
         ("code", "words"),
         [
