@@ -176,6 +176,17 @@ class TestE34ForgottenAwait:
         with pytest.raises(AttributeError, match=says), Cache("memory://"):  # type: ignore[attr-defined]
             pass
 
+    async def test_with_instead_of_async_with_for_a_change(self, prices: Prices) -> None:
+        change: Any = prices.changing("a")
+        with pytest.raises(AttributeError, match="write `async with`"), change:
+            pass
+
+    async def test_async_with_instead_of_with_for_a_change(self) -> None:
+        change: Any = square.of(2).changing()
+        with pytest.raises(AttributeError, match="a change of a SyncCache; write `with`"):
+            async with change:
+                pass
+
 
 class TestE34Options:
     @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from stillfresh.engine.loads import OPEN_CHANGES
 from stillfresh.engine.model import Loaded, OwnTerms, Stored
 from stillfresh.engine.rules import NOTHING
 from stillfresh.engine.runtime import Runtime
-from stillfresh.errors import StillfreshError, StoreError
+from stillfresh.errors import StillfreshError, StoreError, refuse_with
 from stillfresh.stores.contract import Ask, Lease, PutOutcome, PutResult
 from stillfresh.stores.versions import Version, unpacked_version
 from stillfresh.tasks import looked_at
@@ -213,3 +213,6 @@ class Changing(Generic[K, V]):
         step: asyncio.Task[str] = runtime.step(self._core.invalidate([self._key], soft=False))
         step.add_done_callback(looked_at)  # a caller that was cancelled does not see its error
         self.token = await asyncio.shield(step)
+
+
+refuse_with(Changing, "this is a change in async code; write `async with`")

@@ -25,7 +25,7 @@ from stillfresh.engine import (
     Stored,
 )
 from stillfresh.engine.thread_face import ThreadFace, in_caller
-from stillfresh.errors import StillfreshError
+from stillfresh.errors import StillfreshError, refuse_with
 from stillfresh.stores.versions import Version
 
 K = TypeVar("K", bound=Hashable)
@@ -394,3 +394,6 @@ def _may_wait() -> bool:
 def _are_many(keys: Iterable[object]) -> bool:
     """False for a value that `get_many` refuses: a text, and what is no collection."""
     return isinstance(keys, Iterable) and not isinstance(keys, str | bytes)
+
+
+refuse_with(SyncChanging, "this is a change of a SyncCache; write `with`", is_async=True)
