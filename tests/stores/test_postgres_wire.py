@@ -1,21 +1,26 @@
 """S11, S14: what goes to a PostgreSQL server and comes back, and the short forms of steps."""
 
+import asyncio
+import socket
 import time
 from base64 import b64decode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.waiting import Wait
 
 from stillfresh import Policy
 from stillfresh.stores.contract import UNREAD, Ask, Copy, Lease, Put, PutOutcome, Record, When
 from stillfresh.stores.postgres import PostgresStore, link
 from stillfresh.stores.postgres.link import PgLink
-from stillfresh.stores.postgres.session import MOST_PREPARED, PgSession
+from stillfresh.stores.postgres.session import MOST_PREPARED, LoopSocket, PgSession, Talk
 from stillfresh.stores.postgres.wire import parameters_of
 from stillfresh.stores.urls import store_for
 from stillfresh.stores.versions import packed_version
+from stillfresh.testing import ManualClock
+from tests.kit.engine import turns
 from tests.kit.servers.postgres import PostgresServer
 
 KIND = "price"
@@ -324,3 +329,121 @@ class TestS14ShortForms:
         assert records["a"] == Record(
             Copy(put.copy.generation, put.copy.fetched_at, put.copy.policy, UNREAD)
         )
+
+
+class TestS14LoopSocket:
+    """Talks over the socket of a connection, here to a test instead of a server."""
+
+    @pytest.fixture
+    def near(self, ends: tuple[socket.socket, socket.socket]) -> socket.socket:
+        return ends[0]
+
+    @pytest.fixture
+    def far(self, ends: tuple[socket.socket, socket.socket]) -> socket.socket:
+        return ends[1]
+
+    @pytest.fixture
+    def ends(self) -> Iterator[tuple[socket.socket, socket.socket]]:
+        near, far = socket.socketpair()
+        near.settimeout(0)
+        with near, far:
+            yield near, far
+
+    @staticmethod
+    def asking(near: socket.socket, parts: int = 1) -> Talk[bytes]:
+        """What a statement does: send, and read so many parts."""
+        yield Wait.RW
+        near.send(b"?")
+        answer = b""
+        for _ in range(parts):
+            yield Wait.R
+            answer += near.recv(100)
+        return answer
+
+    async def test_the_socket_stays_watched_between_two_statements(
+        self, near: socket.socket, far: socket.socket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S14: to watch it anew for each takes two calls of the system."""
+        loop = asyncio.get_running_loop()
+        watched: list[int] = []
+        add_reader = loop.add_reader
+
+        def noted(descriptor: int, *rest: Any) -> None:
+            watched.append(descriptor)
+            add_reader(descriptor, *rest)
+
+        monkeypatch.setattr(loop, "add_reader", noted)
+        loop_socket = LoopSocket(near.fileno(), 1)
+        for answer in (b"1", b"2", b"3"):
+            statement = asyncio.create_task(loop_socket.drive(self.asking(near)))
+            await turns()
+            assert far.recv(1) == b"?"
+            far.send(answer)
+            assert await statement == answer
+            await turns()
+        assert watched == [near.fileno()]
+        loop_socket.rest()
+        assert not loop.remove_reader(near.fileno())
+        assert not loop.remove_writer(near.fileno())
+
+    async def test_what_arrives_while_nobody_waits_ends_the_watching(
+        self, near: socket.socket, far: socket.socket
+    ) -> None:
+        """Else the loop would call without an end, for instance when the server has gone."""
+        loop_socket = LoopSocket(near.fileno(), 1)
+        statement = asyncio.create_task(loop_socket.drive(self.asking(near)))
+        await turns()
+        far.send(b"1")
+        assert await statement == b"1"
+        far.close()
+        await turns()
+        assert not asyncio.get_running_loop().remove_reader(near.fileno())
+
+    async def test_a_caller_that_gives_up_leaves_the_answer_unread(
+        self, near: socket.socket, far: socket.socket
+    ) -> None:
+        """Nothing goes on with its statement: the connection will be closed."""
+        loop_socket = LoopSocket(near.fileno(), 1)
+        statement = asyncio.create_task(loop_socket.drive(self.asking(near)))
+        await turns()
+        statement.cancel()
+        await asyncio.wait([statement])
+        far.send(b"late")
+        await turns()
+        assert statement.cancelled()
+        assert near.recv(100) == b"late"
+
+    async def test_an_error_is_raised_where_the_statement_was_begun(
+        self, near: socket.socket, far: socket.socket
+    ) -> None:
+        """Also one that the loop's callback meets."""
+
+        def failing() -> Talk[None]:
+            yield Wait.R
+            raise psycopg.OperationalError("the connection is lost")
+
+        loop_socket = LoopSocket(near.fileno(), 1)
+        statement = asyncio.create_task(loop_socket.drive(failing()))
+        await turns()
+        far.send(b"1")
+        with pytest.raises(psycopg.OperationalError, match="is lost"):
+            await statement
+        assert not asyncio.get_running_loop().remove_reader(near.fileno())
+
+    async def test_each_part_of_an_answer_has_its_time(
+        self, near: socket.socket, far: socket.socket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S11: a long answer goes on, and one that stops is given up."""
+        clock = ManualClock()
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", clock)
+        loop_socket = LoopSocket(near.fileno(), 1)
+        statement = asyncio.create_task(loop_socket.drive(self.asking(near, parts=4)))
+        await turns()
+        for _ in range(3):
+            clock.advance(0.9)
+            far.send(b"x")
+            await turns()
+        assert not statement.done()
+        clock.advance(1.1)
+        with pytest.raises(TimeoutError):
+            await statement

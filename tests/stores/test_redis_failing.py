@@ -36,7 +36,7 @@ async def opened(store: RedisStore) -> AsyncIterator[RedisStore]:
 @pytest.fixture
 async def proxy(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FlakyProxy]:
     async with FlakyProxy(HOST, valkey.port) as proxy:
-        proxy.hurry(monkeypatch, "server")
+        proxy.hurry(monkeypatch, "redis.link")
         yield proxy
 
 

@@ -95,7 +95,7 @@ class TestS10Channel:
     ) -> None:
         """Nothing comes, and nobody says so: an error after the time-out."""
         async with FlakyProxy(HOST, valkey.port) as proxy:
-            proxy.hurry(monkeypatch, "server", "channel")
+            proxy.hurry(monkeypatch, "redis.link", "channel")
             url = valkey.url(timeout="30s").replace(f":{valkey.port}/", f":{proxy.port}/")
             async with opened(url) as store, store.listen(lambda *_: None) as channel:
                 await channel.beat()

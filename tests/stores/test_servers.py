@@ -14,9 +14,10 @@ from stillfresh.stores.contract import MOST_LISTED, Costs
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.stores.meter import CostMeter
 from stillfresh.stores.rules import checked_limit, is_listed
-from stillfresh.stores.server import ServerLink, error_text
+from stillfresh.stores.server import AnswerTimer, ServerLink, error_text
 from stillfresh.stores.urls import running, store_for
 from stillfresh.testing import ManualClock
+from tests.kit.engine import turns
 from tests.kit.full_store import full_store_for
 
 
@@ -166,7 +167,7 @@ class ScriptedLink(ServerLink):
                 raise done
             return done
 
-        return await self._once(work, None)
+        return await self._once(work)
 
     async def run(self, *, urgent: bool = False) -> Any:
         return await self._try_twice(self.step, self.step, urgent=urgent)
@@ -242,7 +243,7 @@ class TestS5Link:
                     raise outcome
                 return outcome
 
-            return await link._once(work, None)
+            return await link._once(work)
 
         steps = [asyncio.create_task(ended(it)) for it in (OSError("gone"), 1, 2)]
         for _ in range(3):
@@ -262,6 +263,68 @@ class TestS5Link:
         for _ in range(3):
             with pytest.raises(OSError, match="no way"):
                 await link.step()
+
+
+class TestS5AnswerTimer:
+    @pytest.fixture
+    async def clock(self, monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+        """The running loop's."""
+        clock = ManualClock()
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", clock)
+        return clock
+
+    async def test_an_exchange_that_takes_too_long_is_given_up(self, clock: ManualClock) -> None:
+        """Once, and not before its time is over."""
+        given_up: list[float] = []
+        timer = AnswerTimer(lambda: given_up.append(clock()))
+        timer.wait_until(1.0)
+        clock.advance(0.9)
+        await turns()
+        assert given_up == []
+        clock.advance(0.2)
+        await turns()
+        clock.advance(5)
+        await turns()
+        assert given_up == [1.1]
+
+    async def test_each_exchange_has_its_own_time(self, clock: ManualClock) -> None:
+        """The timer that an exchange has set rings during the next one, and is set anew."""
+        given_up: list[float] = []
+        timer = AnswerTimer(lambda: given_up.append(clock()))
+        for _ in range(20):
+            timer.wait_until(clock() + 1)
+            clock.advance(0.3)
+            await turns()
+            timer.end()
+        timer.wait_until(clock() + 1)
+        clock.advance(0.9)
+        await turns()
+        assert given_up == []
+        clock.advance(0.2)
+        await turns()
+        assert len(given_up) == 1
+
+    async def test_many_exchanges_set_one_timer(
+        self, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S14: a timer for each would take as long as reading the answer."""
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+        call_at = loop.call_at
+
+        def noted(*args: Any, **options: Any) -> asyncio.TimerHandle:
+            timers.append(call_at(*args, **options))
+            return timers[-1]
+
+        monkeypatch.setattr(loop, "call_at", noted)
+        timer = AnswerTimer(bool)
+        for _ in range(100):
+            timer.wait_until(clock() + 1)
+            clock.advance(0.001)
+            timer.end()
+        assert len(timers) == 1
+        timer.stop()
+        assert timers[0].cancelled()
 
 
 class TestS1Listed:

@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from contextvars import Context
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 from stillfresh.clock import Clock
@@ -58,6 +59,51 @@ def error_text(error: BaseException) -> str:
     """The error's class and message, for the message of a StoreError."""
     text = str(error).removesuffix(".")  # more may follow, after a semicolon
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class AnswerTimer:
+    """Ends the exchange of one connection that takes too long: `give_up` is called then.
+
+    A connection has one exchange after the other, and hardly any of them takes too long. So the
+    timer of the event loop is set once for many of them, and looks when it rings: to set and cancel
+    one for each would take as long as to read the answer.
+    """
+
+    def __init__(self, give_up: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._give_up = give_up
+        self._context = Context()
+        """Empty: the timer may outlive the caller whose exchange has set it."""
+        self._until: float | None = None
+        """By the loop's clock; None: nobody waits."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wait_until(self, until: float) -> None:
+        """An exchange has begun or goes on, and may take until then: not earlier than before."""
+        self._until = until
+        if self._timer is None:
+            self._timer = self._loop.call_at(until, self._look, context=self._context)
+
+    def end(self) -> None:
+        """The exchange has ended."""
+        self._until = None
+
+    def stop(self) -> None:
+        """The connection is closed."""
+        self._until = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._until is None:
+            return
+        if self._loop.time() < self._until:
+            self._timer = self._loop.call_at(self._until, self._look, context=self._context)
+        else:
+            self._until = None
+            self._give_up()
 
 
 class ServerLink(ABC):
@@ -116,30 +162,27 @@ class ServerLink(ABC):
     async def _take_permit(self) -> None:
         await self._permits.acquire()
 
-    async def _once(
-        self, work: Callable[[Any, asyncio.Timeout], Awaitable[T]], within: float | None
-    ) -> T:
-        """One request over one connection; `within` seconds, connecting included."""
+    async def _once(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """One request over one connection. Connecting and the work each limit their time."""
         lost_before = self._lost_in_a_row
         await self._take_permit()
         try:
             # Otherwise the requests of a long queue would find out one by one.
             if self._lost_in_a_row > lost_before:
                 raise TimeoutError("the server failed while this request waited for a connection")
-            async with asyncio.timeout(within) as limit:
-                connection = self._idle.pop() if self._idle else None
-                try:
-                    if connection is None:
-                        connection = await self._connect()
-                    result = await work(connection, limit)
-                except BaseException as exc:
-                    self._lost_in_a_row += limit.expired() or self._is_lost(exc)
-                    if connection is not None:
-                        await self._give_back(connection, is_clean=self._is_clean(connection))
-                    raise
-                self._lost_in_a_row = 0
-                await self._give_back(connection)
-                return result
+            connection = self._idle.pop() if self._idle else None
+            try:
+                if connection is None:
+                    connection = await self._connect()
+                result = await work(connection)
+            except BaseException as exc:
+                self._lost_in_a_row += self._is_lost(exc)
+                if connection is not None:
+                    await self._give_back(connection, is_clean=self._is_clean(connection))
+                raise
+            self._lost_in_a_row = 0
+            await self._give_back(connection)
+            return result
         finally:
             self._permits.release()
 

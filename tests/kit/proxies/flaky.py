@@ -23,6 +23,8 @@ from typing import Any, Literal, Self
 
 import pytest
 
+from stillfresh.stores.server import AnswerTimer
+
 __all__ = ["FlakyProxy", "Loss"]
 
 Loss = Literal["replies", "requests", "silently", "late"]
@@ -54,6 +56,7 @@ class HastyAsyncio:
 
     def __init__(self) -> None:
         self._limits: list[asyncio.Timeout] = []
+        self._timers: set[AnswerTimer] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(asyncio, name)
@@ -64,7 +67,15 @@ class HastyAsyncio:
             self._limits.append(limit)
         return limit
 
+    def note_timer(self, timer: AnswerTimer) -> None:
+        """It ends the exchanges of a connection, as `timeout` does elsewhere."""
+        self._timers.add(timer)
+
     def end(self) -> None:
+        timers = self._timers
+        self._timers = set()
+        for timer in timers:
+            timer._give_up()
         limits = self._limits
         self._limits = []
         for limit in limits:
@@ -107,6 +118,13 @@ class FlakyProxy:
         """The time-outs of these modules end when something was lost silently."""
         for module in modules:
             patch.setattr(f"stillfresh.stores.{module}.asyncio", self._hasty)
+        wait_until = AnswerTimer.wait_until
+
+        def noted(timer: AnswerTimer, until: float) -> None:
+            self._hasty.note_timer(timer)
+            wait_until(timer, until)
+
+        patch.setattr(AnswerTimer, "wait_until", noted)
 
     def heal(self) -> None:
         self._ailment = None

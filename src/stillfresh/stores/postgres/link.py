@@ -89,9 +89,9 @@ class LoopConnection(PgConnection):
     session: PgSession
     socket: LoopSocket
 
-    def begin_session(self) -> None:
+    def begin_session(self, timeout: float) -> None:
         self.session = PgSession(self.pgconn)
-        self.socket = LoopSocket(self.pgconn.socket)
+        self.socket = LoopSocket(self.pgconn.socket, timeout)
 
     async def close(self) -> None:
         self.socket.rest()
@@ -169,15 +169,15 @@ class PgLink(ServerLink):
     async def _execute(self, statement: str, arguments: Sequence[Any]) -> list[Row]:
         """Run a statement; repeat it if the server has rolled it back."""
 
-        async def exchange(connection: LoopConnection, _: asyncio.Timeout) -> list[Row]:
-            return await self._talk(connection, connection.session.rows(statement, arguments))
+        def exchange(connection: LoopConnection) -> Awaitable[list[Row]]:
+            return connection.socket.drive(connection.session.rows(statement, arguments))
 
         for _ in range(REPEATS):
             try:
                 if THIS_THREAD.has_turn:
                     with outside():
                         return self._execute_in_thread(statement, arguments)
-                return await self._once(exchange, None)
+                return await self._once(exchange)
             except PostgresError as exc:
                 if _code(exc) not in UNDONE and not await self._is_unprepared(exc):
                     raise
@@ -249,26 +249,11 @@ class PgLink(ServerLink):
         await self.drop_idle()
         return True
 
-    async def _talk(self, connection: LoopConnection, talk: Talk[T]) -> T:
-        """Each part of a long answer has its time."""
-        clock = asyncio.get_running_loop().time
-        moved_at = 0.0
-
-        def postpone() -> None:
-            nonlocal moved_at
-            now = clock()
-            if now - moved_at > self._timeout / 8:  # moving a timer costs as much as an answer
-                limit.reschedule(now + self._timeout)
-                moved_at = now
-
-        async with asyncio.timeout(self._timeout) as limit:
-            return await connection.socket.drive(talk, postpone)
-
     async def connected(self) -> LoopConnection:
         """A connection for the caller, which closes it."""
         connection = await connected_to(self._hosts, self._timeout)
         try:
-            await self._talk(connection, self._greeting(connection.session))
+            await connection.socket.drive(self._greeting(connection.session))
         except BaseException:
             await connection.close()
             raise
@@ -356,7 +341,7 @@ async def connected_to(hosts: list[str], patience: float) -> LoopConnection:
             if number == len(tried):
                 raise
         else:
-            connection.begin_session()
+            connection.begin_session(patience)
             try_first(hosts, host)
             return connection
     raise OSError(NO_HOST)

@@ -6,7 +6,8 @@ A `Talk` is a generator of what it waits for. So each exchange is written once: 
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
+from contextvars import Context
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -18,7 +19,9 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Ready, Wait, wait
 
 from stillfresh.stores.postgres.schema import Row
-from stillfresh.stores.postgres.wire import BINARY, parameters_of, rows_of
+from stillfresh.stores.postgres.wire import BINARY, Decoder, decoders_of, parameters_of, rows_of
+from stillfresh.stores.server import AnswerTimer
+from stillfresh.tasks import looked_at
 
 T = TypeVar("T")
 
@@ -36,6 +39,7 @@ class PgSession:
         self.prepare_after: int | None = None
         self._runs: dict[str, int] = {}
         self._names: dict[str, bytes] = {}
+        self._decoders: dict[bytes, Sequence[Decoder | None]] = {}
 
     def rows(self, statement: str, arguments: Sequence[Any] = ()) -> Talk[list[Row]]:
         """Run a statement, return its rows."""
@@ -55,7 +59,15 @@ class PgSession:
                 name, values, param_formats=formats, result_format=BINARY
             )
         result = yield from self._results()
-        return rows_of(result) if result.status == ExecStatus.TUPLES_OK else []
+        if result.status != ExecStatus.TUPLES_OK:
+            return []
+        if name is None:
+            return rows_of(result, decoders_of(result))
+        decoders = self._decoders.get(name)
+        if decoders is None:  # the server never changes what a prepared statement returns
+            decoders = decoders_of(result)
+            self._decoders[name] = decoders
+        return rows_of(result, decoders)
 
     def _shall_prepare(self, statement: str) -> bool:
         if self.prepare_after is None or len(self._names) >= MOST_PREPARED:
@@ -100,59 +112,88 @@ def _ready(state: Wait) -> Talk[int]:
 
 
 class LoopSocket:
-    """Waits for the socket of one connection on the running event loop.
+    """Runs the talks of one connection, one after the other, on the running event loop.
 
     The loop goes on watching the socket between two statements, which saves a third of the time of
-    each. If something arrives while nobody waits, it stops watching.
+    each. Its callback goes on with the talk itself and wakes the caller at the end: if it woke the
+    caller to go on, the loop would meanwhile call it once more for the same answer. If something
+    arrives while nobody waits, it stops watching.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, timeout: float) -> None:
+        """`timeout`: seconds for each part of an answer."""
         self._descriptor = descriptor
+        self._timeout = timeout
         self._loop = asyncio.get_running_loop()
-        self._waiting: asyncio.Future[Ready] | None = None
+        self._timer = AnswerTimer(self._give_up)
+        self._talk: Talk[Any] | None = None
+        self._ended: asyncio.Future[Any] | None = None
         self._is_watched = False
+        self._is_written = False
 
-    async def drive(self, talk: Talk[T], note_part: Callable[[], None]) -> T:
-        """The result of the talk. `note_part` is called whenever something has arrived."""
+    async def drive(self, talk: Talk[T]) -> T:
+        """The result of the talk."""
+        self._talk = talk
+        ended: asyncio.Future[T] = self._loop.create_future()
+        self._ended = ended
         try:
-            state = next(talk)
-            while True:
-                ready = await self._wait(state)
-                note_part()
-                state = talk.send(ready)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+            self._go_on(None)
+            return await ended
         except BaseException:
             self.rest()  # libpq may have closed the socket, and another one may get its number
             raise
-
-    async def _wait(self, state: Wait) -> Ready:
-        waiting: asyncio.Future[Ready] = self._loop.create_future()
-        self._waiting = waiting
-        if not self._is_watched:
-            self._loop.add_reader(self._descriptor, self._note, Ready.R)
-            self._is_watched = True
-        if state & Wait.W:
-            self._loop.add_writer(self._descriptor, self._note, Ready.W)
-        try:
-            return await waiting
         finally:
-            self._waiting = None
-            if state & Wait.W:
-                self._loop.remove_writer(self._descriptor)
+            self._talk = None
+            self._ended = None
+            self._timer.end()
+            self._stop_writing()
 
-    def _note(self, ready: Ready) -> None:
-        if self._waiting is None:
+    def _go_on(self, ready: Ready | None) -> None:
+        """Go on with the talk until it waits again, or has ended."""
+        if self._talk is None or self._ended is None or self._ended.done():
             self.rest()
-        elif not self._waiting.done():
-            self._waiting.set_result(ready)
+            return
+        try:
+            state = next(self._talk) if ready is None else self._talk.send(ready)
+        except StopIteration as end:
+            self._ended.set_result(end.value)
+        except Exception as exc:  # noqa: BLE001 (the caller gets it)
+            self._fail(exc)
+        else:
+            self._wait_for(state)
+
+    def _wait_for(self, state: Wait) -> None:
+        if not self._is_watched:
+            # In an empty context: the loop goes on watching when this caller has left.
+            Context().run(self._loop.add_reader, self._descriptor, self._go_on, Ready.R)
+            self._is_watched = True
+        if not state & Wait.W:
+            self._stop_writing()
+        elif not self._is_written:
+            Context().run(self._loop.add_writer, self._descriptor, self._go_on, Ready.W)
+            self._is_written = True
+        self._timer.wait_until(self._loop.time() + self._timeout)
+
+    def _give_up(self) -> None:
+        self._fail(TimeoutError())
+
+    def _fail(self, error: Exception) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
+            looked_at(self._ended)  # its caller may be cancelled before it looks
 
     def rest(self) -> None:
         """Stop watching: before the connection is closed, or others wait for its socket."""
+        self._timer.stop()
         if self._is_watched:
             self._is_watched = False
             self._loop.remove_reader(self._descriptor)
+        self._stop_writing()
+
+    def _stop_writing(self) -> None:
+        if self._is_written:
+            self._is_written = False
+            self._loop.remove_writer(self._descriptor)
 
 
 def talk_in_thread(session: PgSession, talk: Talk[T], timeout: float) -> T:

@@ -7,7 +7,8 @@ arrays go as they are, since escaping them would cost more than all the rest.
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from psycopg.pq.abc import PGresult
 
@@ -18,7 +19,10 @@ TEXT_TYPE: Final = 25
 ARRAY_HEAD: Final = struct.Struct("!iiiii")
 """Dimensions, whether there are nulls, the type of the elements, their number, the first index."""
 LENGTH: Final = struct.Struct("!i")
+FLOAT: Final = struct.Struct("!d")
 NULL: Final = LENGTH.pack(-1)
+
+Decoder: TypeAlias = Callable[[bytes], Any]
 
 
 class Parameters(NamedTuple):
@@ -33,30 +37,36 @@ def parameters_of(arguments: Sequence[Any]) -> Parameters:
     values: list[bytes | None] = []
     formats: list[int] = []
     for argument in arguments:
-        if argument is None:
-            values.append(None)
-            formats.append(BINARY)
-        elif isinstance(argument, bytes):
-            values.append(argument)
-            formats.append(BINARY)
+        form = BINARY
+        if argument is None or isinstance(argument, bytes):
+            value: bytes | None = argument
         elif isinstance(argument, list | tuple):
-            value, value_format = _array(argument)
-            values.append(value)
-            formats.append(value_format)
+            value, form = _array(argument)
         else:
-            values.append(_text(argument))
-            formats.append(TEXT)
+            value = _text(argument)
+            form = TEXT
+        values.append(value)
+        formats.append(form)
     return Parameters(values, formats)
 
 
 def _text(value: object) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bool):
-        return b"t" if value else b"f"
-    if isinstance(value, int | float):
-        return b"%d" % value if isinstance(value, int) else repr(float(value)).encode()
+    text_of = TEXTS.get(type(value))
+    if text_of is not None:
+        return text_of(value)
+    for base, text_of_base in TEXTS.items():
+        if isinstance(value, base):
+            return text_of_base(value)
     raise TypeError(f"{type(value).__name__} is no type that a statement takes")
+
+
+TEXTS: Final[dict[type, Callable[[Any], bytes]]] = {
+    str: str.encode,
+    bool: lambda value: b"t" if value else b"f",
+    int: lambda value: b"%d" % value,
+    float: lambda value: repr(float(value)).encode(),
+}
+"""How a value of a type is written; those of a class below one of them are written like it."""
 
 
 def _array(elements: Sequence[Any]) -> tuple[bytes, int]:
@@ -77,33 +87,37 @@ def _array(elements: Sequence[Any]) -> tuple[bytes, int]:
     return b"".join(parts), BINARY
 
 
-def rows_of(result: PGresult) -> list[tuple[Any, ...]]:
+def decoders_of(result: PGresult) -> list[Decoder | None]:
+    """What makes a value of the bytes of each column; None if they are the value."""
+    return [_decoder(result.ftype(column)) for column in range(result.nfields)]
+
+
+def rows_of(result: PGresult, decoders: Sequence[Decoder | None]) -> list[tuple[Any, ...]]:
     """Decode the rows of a result, which was asked for in binary form."""
-    columns = [(column, _decoder(result.ftype(column))) for column in range(result.nfields)]
+    get = result.get_value
     rows = []
     for row in range(result.ntuples):
         fields = []
-        for column, decode in columns:
-            data = result.get_value(row, column)
+        for column, decode in enumerate(decoders):
+            data = get(row, column)
             fields.append(data if data is None or decode is None else decode(data))
         rows.append(tuple(fields))
     return rows
 
 
-def _decoder(type_: int) -> Callable[[bytes], Any] | None:
-    """What makes a value of a column's bytes; None if they are the value."""
+def _decoder(type_: int) -> Decoder | None:
     try:
         return DECODERS[type_]
     except KeyError:
         raise TypeError(f"type {type_} is no type that a step returns") from None
 
 
-def _unpacking(form: str) -> Callable[[bytes], Any]:
-    unpack = struct.Struct(form).unpack
-    return lambda data: unpack(data)[0]
+def _float(data: bytes) -> float:
+    number: float = FLOAT.unpack(data)[0]
+    return number
 
 
-def _elements(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], list[Any]]:
+def _elements(decode: Decoder | None) -> Callable[[bytes], list[Any]]:
     def elements(data: bytes) -> list[Any]:
         if not LENGTH.unpack_from(data)[0]:  # no dimensions: it is empty
             return []
@@ -124,16 +138,17 @@ def _elements(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], list[A
     return elements
 
 
-DECODERS: Final[dict[int, Callable[[bytes], Any] | None]] = {
+_integer: Final = partial(int.from_bytes, byteorder="big", signed=True)
+DECODERS: Final[dict[int, Decoder | None]] = {
     16: lambda data: data == b"\1",  # bool
     BYTEA_TYPE: None,
     19: bytes.decode,  # name
-    20: _unpacking("!q"),
-    21: _unpacking("!h"),
-    23: _unpacking("!i"),
+    20: _integer,
+    21: _integer,
+    23: _integer,
     TEXT_TYPE: bytes.decode,
-    26: _unpacking("!I"),  # oid
-    701: _unpacking("!d"),
+    26: partial(int.from_bytes, byteorder="big"),  # oid
+    701: _float,
     1001: _elements(None),  # bytea[]
     1009: _elements(bytes.decode),  # text[]
     1043: bytes.decode,  # varchar

@@ -6,7 +6,7 @@ With Sentinels, each new connection asks them where the primary is.
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -181,14 +181,13 @@ class Link(ServerLink):
         if THIS_THREAD.has_turn:
             with outside():
                 return self.send_in_thread(commands)
+        return await self._once(partial(self._talk, commands))
 
-        async def talk(connection: OpenConnection, limit: asyncio.Timeout) -> list[Any]:
-            sent = self._as_sent(commands, connection.stamps)
-            await connection.send(sent)
-            replies = await self._replies(connection, len(sent), limit)
-            return self._note_replies(commands, replies, connection.stamps)
-
-        return await self._once(talk, self._timeout)
+    async def _talk(self, commands: Sequence[Command], connection: OpenConnection) -> list[Any]:
+        sent = self._as_sent(commands, connection.stamps)
+        replies = await connection.exchange(sent, self._timeout)
+        connection.end_first_request()
+        return self._note_replies(commands, replies, connection.stamps)
 
     def send_in_thread(self, commands: Sequence[Command]) -> list[Any]:
         """The same round trip on a blocking connection, while this thread waits."""
@@ -269,13 +268,14 @@ class Link(ServerLink):
 
     async def _connect(self) -> OpenConnection:
         """A new connection. It asks for the stamps of the server's buckets, and for its time."""
-        connection = OpenConnection(await self._new_connection())
-        bases = self.held_bases()
-        try:
-            replies = await connection.exchange(_greeting(bases))
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
+        async with asyncio.timeout(self._timeout) as limit:
+            connection = OpenConnection(await self._new_connection(), limit.when())
+            bases = self.held_bases()
+            try:
+                replies = await connection.exchange(_greeting(bases), self._timeout)
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
         connection.stamps = self._note_greeting(bases, replies)
         return connection
 
@@ -310,20 +310,6 @@ class Link(ServerLink):
         connection: AbstractConnection = self._factory.make_connection()  # type: ignore[no-untyped-call]
         await connection.connect()  # type: ignore[no-untyped-call]
         return connection
-
-    async def _replies(
-        self, connection: OpenConnection, count: int, limit: asyncio.Timeout
-    ) -> list[Any]:
-        replies = [await connection.next_reply()]
-        clock = asyncio.get_running_loop().time
-        moved_at = 0.0
-        while len(replies) < count:
-            now = clock()
-            if now - moved_at > self._timeout / 8:  # moving a timer costs as much as a reply
-                limit.reschedule(now + self._timeout)
-                moved_at = now
-            replies.append(await connection.next_reply())
-        return replies
 
     async def drop_idle(self, *, nowait: bool = True) -> None:
         """Close idle connections; in a thread only the threads' own, the others are the loop's."""
@@ -382,12 +368,7 @@ class Link(ServerLink):
         again because their replies were lost.
         """
         del partly  # of one server; accepted because `Cluster.run` has the same signature
-
-        def resend() -> Sequence[Command]:
-            if before_resend is not None:
-                before_resend()
-            return resend_as or commands
-
+        resend = partial(_commands_again, resend_as or commands, before_resend)
         replies = await self.replies(commands, resend=resend, urgent=urgent, lasting=lasting)
         return checked(replies, self._node)
 
@@ -406,12 +387,11 @@ class Link(ServerLink):
         replies: list[Any] = []
         wait = self._wait if lasting else ()
 
-        async def send(part: slice, steps: Callable[[], Sequence[Command]]) -> list[Any]:
-            return await self._send_with_scripts([*steps()[part], *wait])
-
         for part in _requests(commands):
-            first = partial(send, part, lambda: commands)
-            again = partial(send, part, resend or (lambda: commands))
+            first = partial(self._send_part, commands, part, wait)
+            again = first
+            if resend is not None:
+                again = partial(self._resend_part, resend, part, wait)
             part_replies = await self._try_twice(first, again, urgent=urgent)
             for reply in part_replies:
                 if isinstance(reply, ReadOnlyError):
@@ -419,6 +399,16 @@ class Link(ServerLink):
                     break
             replies += _check_confirmation(part_replies, wait)
         return replies
+
+    def _send_part(
+        self, commands: Sequence[Command], part: slice, wait: Sequence[Command]
+    ) -> Awaitable[list[Any]]:
+        return self._send_with_scripts([*commands[part], *wait])
+
+    def _resend_part(
+        self, resend: Callable[[], Sequence[Command]], part: slice, wait: Sequence[Command]
+    ) -> Awaitable[list[Any]]:
+        return self._send_part(resend(), part, wait)
 
     async def _send_with_scripts(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands. If a restarted server has lost the scripts, load them again."""
@@ -432,6 +422,14 @@ class Link(ServerLink):
             for at, reply in zip(undone, again, strict=True):
                 replies[at] = reply
         return replies
+
+
+def _commands_again(
+    commands: Sequence[Command], before_resend: Callable[[], None] | None
+) -> Sequence[Command]:
+    if before_resend is not None:
+        before_resend()
+    return commands
 
 
 def _requests(commands: Sequence[Command]) -> Iterable[slice]:

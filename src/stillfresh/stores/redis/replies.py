@@ -40,7 +40,10 @@ class ReplyReader:
         self._data += data
         replies: list[Any] = []
         try:
-            while (reply := self._next()) is not MORE:
+            while self._at < len(self._data):
+                reply = self._next()
+                if reply is MORE:
+                    break
                 replies.append(reply)
         except ValueError as exc:  # a size that is no number
             raise InvalidResponse(f"Protocol Error: {exc}") from exc

@@ -5,7 +5,6 @@ wakes its caller once, without the library's tasks and time limits for each line
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,6 +15,8 @@ from redis.exceptions import InvalidResponse
 from stillfresh.stores.redis.heard import HeardStamps
 from stillfresh.stores.redis.layout import Command
 from stillfresh.stores.redis.replies import CLOSED, ReplyReader, packed
+from stillfresh.stores.server import AnswerTimer
+from stillfresh.tasks import looked_at
 
 MANY_BYTES: Final = 1 << 16
 """The sender of a longer request waits until the server takes it."""
@@ -30,29 +31,52 @@ class ReplyStream(asyncio.Protocol):
 
     def __init__(self, stream: Any) -> None:  # noqa: ANN401 (the library's own)
         self._stream = stream
+        self._loop = asyncio.get_running_loop()
+        self._timer = AnswerTimer(self._give_up)
         self._reader = ReplyReader()
-        self._replies: deque[Any] = deque()
+        self._replies: list[Any] = []
         self._lost: Exception | None = None
         self._arrived: asyncio.Future[None] | None = None
+        self._count = 0
+        """So many replies does the caller wait for."""
+        self._within = 0.0
 
-    async def next_reply(self) -> Any:  # noqa: ANN401
-        """The next reply. Raises what the client library raises for a lost connection."""
-        while not self._replies:
+    async def next_replies(self, count: int, until: float, within: float) -> list[Any]:
+        """The next replies. Raises what the client library raises for a lost connection.
+
+        TimeoutError if the first has not come at `until`, by the loop's clock, or if the next one
+        takes longer than `within` seconds.
+        """
+        if len(self._replies) < count:
             if self._lost is not None:
                 raise self._lost
-            self._arrived = asyncio.get_running_loop().create_future()
+            self._count = count
+            self._within = within
+            arrived: asyncio.Future[None] = self._loop.create_future()
+            self._arrived = arrived
+            self._timer.wait_until(until)
             try:
-                await self._arrived
+                await arrived
             finally:
                 self._arrived = None
-        return self._replies.popleft()
+                self._timer.end()
+        replies = self._replies[:count]
+        del self._replies[:count]
+        return replies
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._replies.extend(self._reader.feed(data))
+            replies = self._reader.feed(data)
         except InvalidResponse as exc:
             self._end(exc)
-        self._wake()
+            return
+        self._replies += replies
+        if self._arrived is None or self._arrived.done():
+            return
+        if len(self._replies) >= self._count:
+            self._arrived.set_result(None)
+        elif replies:
+            self._timer.wait_until(self._loop.time() + self._within)
 
     def eof_received(self) -> bool | None:
         self._end(RedisConnectionError(CLOSED))
@@ -69,13 +93,18 @@ class ReplyStream(asyncio.Protocol):
         self._stream.resume_writing()
 
     def _end(self, error: Exception) -> None:
+        self._timer.stop()
         if self._lost is None:
             self._lost = error
-        self._wake()
+        self._fail(self._lost)
 
-    def _wake(self) -> None:
+    def _give_up(self) -> None:
+        self._fail(TimeoutError())
+
+    def _fail(self, error: Exception) -> None:
         if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+            self._arrived.set_exception(error)
+            looked_at(self._arrived)  # its caller may be cancelled before it looks
 
 
 class OpenConnection:
@@ -84,25 +113,33 @@ class OpenConnection:
     stamps: HeardStamps
     """Those that count on it: of the server's life in which it was opened."""
 
-    def __init__(self, connection: AbstractConnection) -> None:
+    def __init__(self, connection: AbstractConnection, until: float | None) -> None:
+        """`until`: when connecting, greeting and the first reply must be over."""
         self._connection = connection
+        self._first_until = until
         writer: Any = connection._writer  # noqa: SLF001 (it has no other name)
         self._writer = writer
-        transport = writer.transport
-        self._replies = ReplyStream(transport.get_protocol())
-        transport.set_protocol(self._replies)
-        self.next_reply = self._replies.next_reply
+        self._transport = writer.transport
+        self._replies = ReplyStream(self._transport.get_protocol())
+        self._transport.set_protocol(self._replies)
+        self._clock = asyncio.get_running_loop().time
 
-    async def send(self, commands: Sequence[Command]) -> None:
+    def end_first_request(self) -> None:
+        """From now on, each request has its own time."""
+        self._first_until = None
+
+    async def exchange(self, commands: Sequence[Command], within: float) -> list[Any]:
+        """One round trip; a command that the server refused has its error as reply.
+
+        TimeoutError if the first reply or any next one takes longer than `within` seconds.
+        """
+        until = self._clock() + within if self._first_until is None else self._first_until
         data = packed(commands)
-        self._writer.write(data)
+        self._transport.write(data)
         if len(data) > MANY_BYTES:
-            await self._writer.drain()
-
-    async def exchange(self, commands: Sequence[Command]) -> list[Any]:
-        """One round trip; a command that the server refused has its error as reply."""
-        await self.send(commands)
-        return [await self.next_reply() for _ in commands]
+            async with asyncio.timeout_at(until):
+                await self._writer.drain()
+        return await self._replies.next_replies(len(commands), until, within)
 
     async def disconnect(self, *, nowait: bool = False) -> None:
         await self._connection.disconnect(nowait=nowait)
