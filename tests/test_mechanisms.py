@@ -29,6 +29,7 @@ from stillfresh.errors import (
     without_secrets,
 )
 from stillfresh.events import Events
+from stillfresh.tasks import SharedResult
 
 
 class TestChecks:
@@ -210,6 +211,52 @@ class TestBounds:
         assert [some async for some in sliced(list[int](), 2)] == []
         assert turns == 2
         counting.cancel()
+
+
+class TestSharedResult:
+    """E3: one task, many callers, of which each may leave."""
+
+    async def test_each_caller_gets_the_result_though_another_has_left(self) -> None:
+        """A cancelled caller takes neither the task nor another caller along."""
+        goes_on = asyncio.Event()
+        result: SharedResult[int] = SharedResult()
+
+        async def work() -> int:
+            await goes_on.wait()
+            return 7
+
+        task = asyncio.create_task(result.of(work()))
+        task.add_done_callback(result.note_end)
+        leaving, waiting = result.wait(), result.wait()
+        leaving.cancel()
+        goes_on.set()
+        assert await waiting == 7
+        assert not task.cancelled()
+
+    async def test_each_caller_gets_the_error(self) -> None:
+        """The same one."""
+        result: SharedResult[int] = SharedResult()
+
+        async def work() -> int:
+            raise OSError("gone")
+
+        task = asyncio.create_task(result.of(work()))
+        task.add_done_callback(result.note_end)
+        ends = await asyncio.gather(result.wait(), result.wait(), return_exceptions=True)
+        assert [str(end) for end in ends] == ["gone", "gone"]
+
+    @pytest.mark.parametrize("has_begun", [False, True])
+    async def test_callers_are_cancelled_with_the_task(self, *, has_begun: bool) -> None:
+        """Also if its first step never ran: nobody waits for ever."""
+        result: SharedResult[bool] = SharedResult()
+        task = asyncio.create_task(result.of(asyncio.Event().wait()))
+        task.add_done_callback(result.note_end)
+        caller = result.wait()
+        if has_begun:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([caller])
+        assert caller.cancelled()
 
 
 class TestErrors:

@@ -12,9 +12,11 @@ from asyncio import futures, tasks
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, Self, TypeVar
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Tasks:
@@ -227,6 +229,48 @@ async def forget_cancellations(task: asyncio.Task[Any]) -> None:
         await asyncio.sleep(0)
     while task.cancelling():
         task.uncancel()
+
+
+class SharedResult(Generic[T]):
+    """The result of a task, for callers of which none takes the task along if it is cancelled.
+
+    What `asyncio.shield` does, a turn of the event loop sooner: the task itself tells the callers,
+    in its last step. `note_end` must be a done-callback of the task.
+    """
+
+    def __init__(self) -> None:
+        self._callers: list[asyncio.Future[T]] = []
+        self._work: Coroutine[Any, Any, T]
+
+    def wait(self) -> "asyncio.Future[T]":
+        """What one more caller waits for."""
+        caller: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._callers.append(caller)
+        return caller
+
+    def of(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, None]:
+        """The coroutine for the task: it does the work, and tells its result."""
+        self._work = work
+        return self._tell()
+
+    async def _tell(self) -> None:
+        result = await self._work
+        for caller in self._callers:
+            if not caller.done():
+                caller.set_result(result)
+
+    def note_end(self, task: "asyncio.Task[None]") -> None:
+        """Tell callers that got no result the task's error, or cancel them with it."""
+        self._work.close()  # it has not begun if the task was cancelled before its first step
+        error = None if task.cancelled() else task.exception()
+        for caller in self._callers:
+            if caller.done():
+                continue
+            if error is None:
+                caller.cancel()
+            else:
+                caller.set_exception(error)
+                looked_at(caller)  # the caller may be cancelled before it looks
 
 
 def looked_at(done: "asyncio.Future[Any]") -> None:

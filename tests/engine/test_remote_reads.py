@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stillfresh import Cache, NotOpen
+from stillfresh import Cache, NotOpen, Origin, Verdict
 from stillfresh.engine.read import Question
-from stillfresh.stores.contract import Generations, Record
+from stillfresh.stores.contract import Copy, Generations, Put, Record
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import Price, Prices, Sleeper, Upstream, declare, outcome, turns, version
@@ -133,6 +133,54 @@ class TestE4RemoteReads:
         one, other = await asyncio.gather(goods("a"), after_a_drop())
         assert one == other == Price("a", 1)
         assert [len(has or ()) for has in known] == [0, 1, 0]
+
+    async def test_a_copy_that_the_store_still_has_keeps_its_answer(
+        self, goods: Prices, store: SteppedStore, clock: ManualClock
+    ) -> None:
+        """E9, S14: it is asked for, and neither decoded nor judged a second time."""
+        first = await goods.get("a")
+        clock.advance(1)
+        second = await goods.get("a")
+        third = await goods.get("a")
+        assert version(first) == version(second) == 1
+        assert second is third
+        assert second.origin is Origin.STORE
+        assert store.count("read") == 3
+        assert (await goods.stats()).reads_by_origin[Origin.STORE][Verdict.FRESH] == 2
+
+    @pytest.mark.parametrize("change", ["put", "invalidate", "delete", "age"])
+    async def test_another_copy_is_not_asked_for_twice(
+        self, change: str, goods: Prices, store: SteppedStore, clock: ManualClock
+    ) -> None:
+        """What the first question brought is enough to serve, or to load."""
+        await goods.get("a")
+        copy = goods.core.memory.entries["a"].copy
+        if change == "put":
+            value = goods.core.spec.codec.encode(Price("a", 9))
+            new = Copy("0" * 32, clock(), copy.policy, value)
+            await store.inner.put("price", {"a": Put(new, ())})
+        elif change == "age":
+            clock.advance(copy.policy.fresh_for)
+        else:
+            await getattr(store.inner, change)("price", ["a"])
+        before = store.count("read")
+        answer = await goods.get("a")
+        assert version(answer) == (9 if change == "put" else 1)
+        is_loaded = change in {"invalidate", "delete"}
+        assert answer.origin is (Origin.LOADED if is_loaded else Origin.STORE)
+        assert answer.verdict is (Verdict.STALE if change == "age" else Verdict.FRESH)
+        assert store.count("read") == before + 1
+
+    async def test_a_store_that_fails_is_not_asked_again_for_a_copy_in_memory(
+        self, goods: Prices, store: SteppedStore
+    ) -> None:
+        """E29: memory answers, STALE at best."""
+        await goods.get("a")
+        store.broken = {"read"}
+        answer = await goods.get("a")
+        assert (answer.verdict, answer.unverified) == (Verdict.STALE, True)
+        assert store.count("read") == 2
+        assert (await goods.stats()).store_errors == 1
 
     async def test_closing_ends_the_waiting_for_the_store(
         self, goods: Prices, remote: Cache, store: SteppedStore

@@ -187,15 +187,26 @@ class Puts(Generic[K, V]):
         sent = rules.stamped(runtime.clock())
         form = self._version_form(version)
 
-        def prepare_slice(group: Iterable[tuple[K, object]]) -> list[Known[K, V]]:
-            return [
-                self.prepare(runtime, key, self._spec.with_terms(given, terms), sent, version=form)
-                for key, given in group
-            ]
-
         if len(values) <= SLICE:
-            return [prepare_slice(values.items())] if values else []
-        return [prepare_slice(group) async for group in sliced(values.items(), SLICE)]
+            known = self._prepare_slice(runtime, values.items(), terms, sent, form)
+            return [known] if known else []
+        return [
+            self._prepare_slice(runtime, group, terms, sent, form)
+            async for group in sliced(values.items(), SLICE)
+        ]
+
+    def _prepare_slice(
+        self,
+        runtime: Runtime,
+        group: Iterable[tuple[K, object]],
+        terms: OwnTerms,
+        sent: float,
+        form: bytes,
+    ) -> list[Known[K, V]]:
+        return [
+            self.prepare(runtime, key, self._spec.with_terms(given, terms), sent, version=form)
+            for key, given in group
+        ]
 
     def prepare_one(
         self, runtime: Runtime, key: K, given: object, terms: OwnTerms, version: object

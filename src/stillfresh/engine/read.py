@@ -13,7 +13,7 @@ memory answers; those keys are named as `unread`.
 
 import asyncio
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.engine import rules
@@ -29,7 +29,7 @@ from stillfresh.engine.work import Waiter
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import AWAY, Copy, Record
-from stillfresh.tasks import is_cancelled, looked_at
+from stillfresh.tasks import SharedResult, is_cancelled
 from stillfresh.turns import THIS_THREAD
 
 if TYPE_CHECKING:
@@ -63,23 +63,32 @@ class Reads(Generic[K, V]):
         patience: float | None = None,
         at_least: AtLeast | None = None,
     ) -> Outcome[V]:
-        """The outcome of one key: what `answers` does, with a short way for a cold one.
+        """The outcome of one key: what `answers` does, with two short ways.
 
-        If neither memory nor a store in this process has anything of the key, it is loaded. Other
-        stores go the general way, which would read a row that is there a second time.
+        One for a copy in memory that a store over a network has, too. The other for a cold key: if
+        neither memory nor a store in this process has anything of it, it is loaded. Other stores go
+        the general way, which would read a row that is there a second time.
         """
-        waiter: Waiter[K, V] = Waiter(max_age=max_age, patience=patience)
-        waiter.at_least = at_least
         core = self._core
         runtime = core.runtime
-        if (
+        is_general = (
             runtime is None
-            or runtime.can.process is None
-            or runtime.can.inline is None
-            or key in self._memory.entries
             or at_least is not None
             or self._owner.leaves_memory()
             or runtime.loop is not asyncio.get_running_loop()
+        )
+        is_known = key in self._memory.entries
+        is_asked_about = is_known and max_age == FOR_EVER and not self._spec.memory_for
+        if runtime is not None and not is_general and is_asked_about and runtime.can.inline is None:
+            return await self._ask_about_entry(runtime, key, patience)
+        waiter: Waiter[K, V] = Waiter(max_age=max_age, patience=patience)
+        waiter.at_least = at_least
+        if (
+            runtime is None
+            or is_general
+            or is_known
+            or runtime.can.process is None
+            or runtime.can.inline is None
         ):
             return (await self.answers([key], waiter))[key]
         id_ = self._names.text(key)
@@ -104,12 +113,46 @@ class Reads(Generic[K, V]):
         self._memory.counts.on_loop.note_all(waiter.outcomes.items(), runtime.clock())
         return waiter.outcomes[key]
 
+    async def _ask_about_entry(
+        self, runtime: Runtime, key: K, patience: float | None
+    ) -> Outcome[V]:
+        """The outcome of a key in memory. Mostly the store has the same copy, and it is FRESH.
+
+        Then the entry's answer stands, and nothing else is to be done.
+        """
+        memory = self._memory
+        now = runtime.clock()
+        id_ = self._names.text(key)
+        unread: set[K] = set()
+        records = await self._core.store_reads.records(runtime, {key: id_}, unread)
+        record = records.get(id_, NOTHING)
+        entry = memory.entries.get(key)
+        if (
+            entry is not None
+            and not unread
+            and record.failure is None
+            and memory.has(key, record.copy)
+            and entry.copy.fetched_at - MAX_SKEW <= now < entry.stands
+        ):
+            entry.is_used = True
+            memory.counts.on_loop.note(key, entry.answer, runtime.clock())
+            return entry.answer
+        waiter: Waiter[K, V] = Waiter(patience=patience)
+        waiter.notes.unread |= unread
+        return (await self.answers([key], waiter, stored=EarlierRead(now, records)))[key]
+
     async def answers(
-        self, keys: Sequence[K], waiter: Waiter[K, V] | None = None, *, anew: bool = False
+        self,
+        keys: Sequence[K],
+        waiter: Waiter[K, V] | None = None,
+        *,
+        anew: bool = False,
+        stored: "EarlierRead | None" = None,
     ) -> dict[K, Outcome[V]]:
         """The outcome of each key, in no order: read in slices, loaded in full batches.
 
-        `anew`: load all, at any age and during a cooldown; a running load counts.
+        `anew`: load all, at any age and during a cooldown; a running load counts. `stored`: what
+        the store has of a single key, if it was asked just now.
         """
         waiter = waiter or Waiter()
         if self._owner.watched_blocks:
@@ -134,7 +177,7 @@ class Reads(Generic[K, V]):
                     await asyncio.sleep(0)
                     self._core.check_open(runtime)
                 texts, read = await self._look_up(
-                    runtime, group, waiter, None if anew else from_memory
+                    runtime, group, waiter, None if anew else from_memory, stored
                 )
                 to_load = to_load | texts if to_load else texts
                 records |= read
@@ -169,21 +212,24 @@ class Reads(Generic[K, V]):
         keys: Collection[K],
         waiter: Waiter[K, V],
         from_memory: dict[K, Outcome[V]] | None,
+        stored: "EarlierRead | None",
     ) -> tuple[dict[K, str], dict[str, Record]]:
         """Serve what memory has (into `from_memory`) or the store; if that is None, nothing.
 
         Returns the keys to load, and what is stored of them. A key that was served may be among
         them: it is loaded in the background.
         """
-        now = runtime.clock()
-        if from_memory is None:
+        now = runtime.clock() if stored is None else stored.asked_at
+        if from_memory is None or stored is not None:
             texts = self._names.texts(keys)
         elif waiter.at_least is None:
             texts = self._take_from_memory(keys, now, from_memory, waiter.max_age)
         else:
             texts = self._take_own(keys, now, from_memory, waiter)
         records: dict[str, Record] = {}
-        if texts:
+        if stored is not None:
+            records = stored.records
+        elif texts:
             records = await self._core.store_reads.records(
                 runtime, texts, waiter.notes.unread, at_least=waiter.at_least is not None
             )
@@ -474,15 +520,23 @@ class Reads(Generic[K, V]):
         return self._memory.peek(key, confirms)
 
 
+class EarlierRead(NamedTuple):
+    """What the store has of a key, and when it was asked."""
+
+    asked_at: float
+    records: dict[str, Record]
+
+
 class Question:
     """The ids that one turn of the loop asks a store for, and what all its callers know."""
 
     def __init__(self) -> None:
+        self.answer: SharedResult[dict[str, Record]] = SharedResult()
         self.at_least = False
         """A caller has seen a change, so the answer may not lag."""
         self.ids: dict[str, None] = {}
         self.known: dict[str, str] = {}
-        self.task: asyncio.Task[dict[str, Record]]
+        self.task: asyncio.Task[None]
 
     def add(self, ids: Iterable[str], known: Mapping[str, str]) -> None:
         for id_ in ids:
@@ -578,7 +632,7 @@ class StoreReads(Generic[K, V]):
                 if THIS_THREAD.has_turn:
                     records = await self._ask(runtime, question)
                 else:
-                    records = await asyncio.shield(question.task)
+                    records = await question.answer.wait()
         except asyncio.CancelledError:
             if question.task.cancelled() and not is_cancelled():
                 raise NotOpen(f"{self._spec.kind}: the cache is closed; open it again") from None
@@ -599,8 +653,9 @@ class StoreReads(Generic[K, V]):
         if question is None:
             question = Question()
             self._question = question
-            question.task = runtime.spawn(self._ask(runtime, question), apart(runtime.hooks))
-            question.task.add_done_callback(looked_at)
+            asking = question.answer.of(self._ask(runtime, question))
+            question.task = runtime.spawn(asking, apart(runtime.hooks))
+            question.task.add_done_callback(question.answer.note_end)
         return question
 
     async def _ask(self, runtime: Runtime, question: Question) -> dict[str, Record]:
