@@ -153,20 +153,25 @@ SQLITE_PUT = (
 )
 
 POSTGRES_PUT = (
-    "one prepared statement without the client library's cursors; the server makes the table's "
-    "checks anew for each statement, and the engine's work around the step is the rest "
+    "one prepared statement without the client library's cursors, read in the loop's callback, "
+    "with one timer for many statements; the server makes the table's checks anew for each "
+    "statement that writes, a deletion of nothing writes its fence (65 µs of the server's CPU, "
+    "where a `DELETE` that finds nothing takes 12), and the engine's work around the step is the "
+    "rest "
     "([0310](decisions/0310-postgresql.md#one-exchange-for-event-loops-and-threads-and-short-forms))"
 )
 REDIS_GET = (
     "replies are read by a reader of our own instead of the library's streams, and a value that "
-    "memory has is not sent: 2.2–2.3 → 2.0 × in CPU; left are the turn's one question for all its "
-    "readers, its task and shield, the time limit, and the judgement of the copy: 510 calls, of "
-    "which the bare client needs 360"
+    "memory has is not sent; one timer for many exchanges, no shield, and no second judgement of a "
+    "copy that the server confirms: 2.0 → 1.2 × in CPU, 511 → 366 calls "
+    "([0308](decisions/0308-redis-store.md"
+    "#one-timer-for-many-exchanges-and-a-short-way-for-a-copy-that-memory-has))"
 )
 REDIS_PUT = (
-    "one script, one round trip; context managers as classes, no slices for one value, replies as "
-    "above: 2.3–2.65 → 2.0 × in CPU; the rest is the engine around the step (the fence before and "
-    "after, memory, watchers, the task that closing waits for), spread over 585 calls"
+    "one script, one round trip; context managers as classes, no slices for one value, one timer "
+    "for many exchanges, no shield: 2.3–2.65 → 1.9 × in CPU; the rest is the engine around the "
+    "step (the fence before and after, memory, watchers, the task that closing waits for), spread "
+    "over 518 calls"
 )
 REDIS_SERVER = (
     "PUT has five arguments, four commands and no helper that it does not need. In a pipeline, an "

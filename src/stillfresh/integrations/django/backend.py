@@ -89,7 +89,10 @@ class StillfreshCache(BaseCache):
         answer = self._resource.get_nowait(key)
         if answer is not None:
             return answer
-        return self._resource.known([key]).get(key)
+        stored = self._resource.stored([key])  # `known` would look into memory once more
+        if stored is None:
+            stored = self._resource.known([key])
+        return stored.get(key)
 
     def get_many(self, keys: Iterable[str], version: int | None = None) -> dict[str, Any]:
         """Return the values of the keys that have one."""

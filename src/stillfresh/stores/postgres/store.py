@@ -76,7 +76,7 @@ MAX_CONNECTIONS: Final = 10
 MOST_FAILURES: Final = (1 << 63) - 1
 PERSISTENCE: Final = 10.0
 """Seconds for which entries that others keep changing are invalidated or deleted again."""
-WAS_STORED: Final = frozenset({PutOutcome.STORED, PutOutcome.REPLACED})
+WAS_STORED: Final = (PutOutcome.STORED, PutOutcome.REPLACED)
 TWICE_IS_WRONG: Final = frozenset({When.UNCHANGED, When.NO_LIVE_COPY})
 """Conditions of puts that must not be stored, replaced, and then put once more."""
 

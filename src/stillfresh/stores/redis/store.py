@@ -97,7 +97,7 @@ MAY_BE_STORED: Final = (
     "the answer to a put was lost, and the entry has changed too often since then: it is not known "
     "whether the value was stored"
 )
-ACTS_ONCE: Final = frozenset({When.UNCHANGED, When.NO_LIVE_COPY})
+ACTS_ONCE: Final = (When.UNCHANGED, When.NO_LIVE_COPY)
 """Conditions that may hold again after the put was stored, and others changed the entry."""
 LONGEST_LIFE: Final = 315_360_000.0
 """Seconds that a copy is kept at most."""
@@ -167,6 +167,8 @@ class RedisStore(
         """One MGET; a value is sent only if the caller does not know its generation."""
         del lag
         known = known or {}
+        if len(ids) == 1:
+            return await self._read_one(kind, ids[0], known.get(ids[0]))
         redis_keys = dict(zip(ids, self._place.of(kind, ids), strict=True))
         texts = await self._texts(redis_keys, known)
         enough = {
@@ -185,6 +187,37 @@ class RedisStore(
                     records[id_] = replace(record, held_until=None)
         return records | dict.fromkeys(redis_keys.keys() - enough.keys(), AWAY)
 
+    async def _read_one(self, kind: str, id_: str, known: str | None) -> dict[str, Record]:
+        """What `read` does, for the commonest read, that of one id."""
+        (redis_key,) = self._place.of(kind, (id_,))
+        text = await self._text(redis_key.key, is_known=known is not None)
+        if known is not None and not isinstance(text, StoreError) and not is_enough(text, known):
+            text = await self._text(redis_key.key, is_known=False)
+        if isinstance(text, StoreError):
+            return {id_: AWAY}
+        record = record_of(text, known)
+        if record is None:
+            return {}
+        if self._given_up and self._given_up.is_left_behind(asker_of(text or b"")):
+            record = replace(record, held_until=None)
+        return {id_: record}
+
+    async def _text(self, key: bytes, *, is_known: bool) -> bytes | StoreError | None:
+        """The string of one key, of a known copy the first bytes; StoreError from a node away."""
+        link = self._opened()
+        doubts = link.drops_keys
+        read = scripts.glance if is_known else scripts.values
+        try:
+            (reply,) = await link.run([read([key], doubts=doubts)], partly=True)
+        except StoreError as exc:
+            if not is_known or not str(exc.__cause__).startswith(WRONG_TYPE):
+                raise
+            return await self._text(key, is_known=False)  # MGET says that there is no text
+        if link.drops_keys and not doubts:  # the server has said so with this reply
+            return await self._text(key, is_known=is_known)
+        text: bytes | StoreError | None = reply[0] if isinstance(reply, list) else reply
+        return text
+
     def capabilities(self) -> Capabilities:
         """Threads use one server; they do not follow the nodes of a cluster or of Sentinel."""
         can = capabilities_by_protocol(self)
@@ -201,14 +234,11 @@ class RedisStore(
         if not isinstance(link, Link):
             raise StoreError("threads do not follow the nodes of a cluster")
         known = known or {}
-        keys = [redis_key.key for redis_key in self._place.of(kind, ids)]
-        if len(ids) == 1 and ids[0] in known:
-            (id_,) = ids
-            text = link.glance_in_thread(keys[0])
-            if is_enough(text, known[id_]):
-                record = record_of(text, known[id_])
-                return {} if record is None else {id_: record}
-        texts = link.texts_in_thread(keys)
+        redis_keys = self._place.of(kind, ids)
+        if len(ids) == 1:
+            record = _record_in_thread(link, redis_keys[0].key, known.get(ids[0]))
+            return {} if record is None else {ids[0]: record}
+        texts = link.texts_in_thread([redis_key.key for redis_key in redis_keys])
         records = (
             (id_, record_of(text, known.get(id_))) for id_, text in zip(ids, texts, strict=True)
         )
@@ -583,6 +613,16 @@ def _new_link(
         return Link(node_url, node=node, timeout=timeout, bases=bases, **options)
 
     return Cluster(nodes, link, timeout, bases)
+
+
+def _record_in_thread(link: Link, key: bytes, known: str | None) -> Record | None:
+    """The record of one key; of a copy that the caller knows, the first bytes are read."""
+    if known is not None:
+        text = link.glance_in_thread(key)
+        if is_enough(text, known):
+            return record_of(text, known)
+    (text,) = link.texts_in_thread([key])
+    return record_of(text, known)
 
 
 def _cut(ids: list[str], size: int) -> list[list[str]]:
