@@ -9,7 +9,7 @@ LIBRARIES = {
     "redis": ["redis"],
     "postgres": ["psycopg"],
     "aws": ["aiobotocore"],
-    "web": ["h11", "httptools", "httpx2", "starlette", "uvicorn", "uvloop", "websockets"],
+    "web": ["httptools", "httpx2", "starlette", "uvicorn", "uvloop", "websockets"],
     "cli": ["click", "rich"],
     "demo": ["httpx2", "starlette", "uvicorn", "websockets"],
     "fastapi": ["fastapi", "pydantic"],

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from urllib.parse import unquote_to_bytes
 
-import h11
 import httpx2
 import pytest
 
 from stillfresh.pages.site_connections import Pool, SiteTls
+from stillfresh.pages.site_messages import SiteRequest
 from tests.kit.serve import KeptSite, Proxy
 
 KEPT = b"HTTP/1.1 200 OK\r\nCache-Control: max-age=600\r\nContent-Length: 4\r\n\r\n"
@@ -69,12 +69,12 @@ class TestI13Leftovers:
         """A connection that hears something unasked is not used again, read or not."""
         port = site.getsockname()[1]
         pool = Pool(httpx2.URL(f"http://127.0.0.1:{port}"), 5.0, SiteTls(), 5.0)
-        ask = h11.Request(method="GET", target="/", headers=[("host", "x")])
+        ask = SiteRequest("GET", b"/", ((b"host", b"x"),))
         first = await pool.take()
         with site.accept()[0] as end:
             end.sendall(KEPT + b"HOME")
             assert (await first.ask(ask, None)).status_code == 200
-            assert [part async for part in first.parts()] == [b"HOME"]
+            assert [await first.next_part(), await first.next_part()] == [b"HOME", b""]
             pool.give(first)
             end.sendall(EVIL)
             while is_heard and first.is_open:
@@ -87,14 +87,17 @@ class TestI13Leftovers:
     async def test_a_site_that_behaves_keeps_its_connection(self, site: socket.socket) -> None:
         """One for both requests."""
         pool = Pool(httpx2.URL(f"http://127.0.0.1:{site.getsockname()[1]}"), 5.0, SiteTls(), 5.0)
-        ask = h11.Request(method="GET", target="/", headers=[("host", "x")])
+        ask = SiteRequest("GET", b"/", ((b"host", b"x"),))
         taken = []
         connection = await pool.take()
         with site.accept()[0] as end:
             for _ in range(2):
                 end.sendall(KEPT + b"HOME")
                 await connection.ask(ask, None)
-                assert [part async for part in connection.parts()] == [b"HOME"]
+                assert [await connection.next_part(), await connection.next_part()] == [
+                    b"HOME",
+                    b"",
+                ]
                 pool.give(connection)
                 taken.append(connection)
                 connection = await pool.take()

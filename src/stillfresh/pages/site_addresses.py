@@ -17,10 +17,10 @@ from urllib.parse import unquote_to_bytes
 
 from stillfresh.clock import monotonic
 from stillfresh.errors import needs
-from stillfresh.pages.site_connections import Pool, SiteBroken, SiteTls
+from stillfresh.pages.site_connections import Pool, SiteTls
+from stillfresh.pages.site_messages import CannotBePassed, SiteBroken, SiteRequest
 
 with needs("web", "stillfresh.pages.site_addresses"):
-    import h11
     import httpx2
 
 LEFT_OUT_FOR: Final = 10.0
@@ -93,11 +93,11 @@ class SiteAddress:
         self._origin = f"{base.scheme}://".encode() + base.netloc
 
     def target(self, target: bytes) -> bytes:
-        """What this address is asked for. Raises LocalProtocolError for a path beside its own."""
+        """What this address is asked for. Raises CannotBePassed for a path beside its own."""
         if not self._path or target == b"*":
             return target
         if not target.startswith(b"/") or leaves_base(target):
-            raise h11.LocalProtocolError("this path would leave the site's base path")
+            raise CannotBePassed("this path would leave the site's base path")
         return self._path + target
 
     def as_visited(self, field: tuple[bytes, bytes], host: bytes) -> tuple[bytes, bytes]:
@@ -184,15 +184,12 @@ class SiteAddresses:
 
     async def _fault(self, address: SiteAddress, path: str, host: bytes | None) -> str | None:
         """Why the address failed a check; None if it passed."""
-        request = h11.Request(
-            method=b"GET",
-            target=address.target(path.encode("ascii")),
-            headers=[
-                (b"host", host or address.host),
-                (b"user-agent", b"stillfresh"),
-                (b"connection", b"close"),
-            ],
+        fields = (
+            (b"host", host or address.host),
+            (b"user-agent", b"stillfresh"),
+            (b"connection", b"close"),
         )
+        request = SiteRequest("GET", address.target(path.encode("ascii")), fields)
         within = min(CHECK_WITHIN, self._timeout)
         try:
             async with asyncio.timeout(within):

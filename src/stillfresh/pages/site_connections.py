@@ -1,4 +1,4 @@
-"""Kept HTTP/1.1 connections to a site: one request at a time on each, over h11.
+"""Kept HTTP/1.1 connections to a site: one request at a time on each.
 
 RFC 9112 §9.2: bytes without a request are not an answer. A connection is never used again if it has
 more bytes than its answer, receives some while idle, or identifies a client to the site. Needs
@@ -17,35 +17,27 @@ from typing import Final, TypeAlias, cast
 
 from stillfresh.errors import needs
 from stillfresh.http.fields import Raw, end_to_end
+from stillfresh.pages.site_messages import (
+    SWITCHED,
+    AnswerReader,
+    RequestWriter,
+    SiteBroken,
+    SiteHead,
+    SiteRequest,
+)
 from stillfresh.pages.tunnels import LINGER, Inbox
 
 with needs("web", "stillfresh.pages.upstream"):
-    import h11
     import httpx2
 
-LONGEST_HEAD: Final = 102_400
-"""Bytes of an answer's head."""
 READ_AT_ONCE: Final = 32_768
 """Bytes."""
-LAST_STATUS: Final = 599
-"""RFC 9110 §15."""
 BY_CONNECTION: Final = re.compile(rb"\s*(?:ntlm|nego)", re.IGNORECASE)
 """RFC 4559 §6: these schemes identify a client for everything on a connection."""
 REST: Final = 5.0
 """Seconds that an idle connection is kept for the next request."""
-SWITCHED: Final = 101
 Tell: TypeAlias = Callable[[int, Raw], None]
 """Takes the status and fields of an interim response (RFC 9110 §15.2)."""
-
-
-class SiteBroken(ConnectionError):
-    """The site cannot be reached, closed the connection, or does not speak HTTP.
-
-    Its text continues "cannot be reached:" or "broke off its answer:".
-    """
-
-    fault: bytes | None = None
-    """RFC 9209 §2.3, if it is a special one."""
 
 
 class NoConnection(SiteBroken):
@@ -88,7 +80,9 @@ class SiteConnection(asyncio.BufferedProtocol):
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST_HEAD)
+        self._answer = AnswerReader("GET")
+        self._is_sent = False
+        """The request is complete."""
         self.is_new = True
         self._is_ones_own = False
         self._can_write = asyncio.Event()
@@ -126,85 +120,90 @@ class SiteConnection(asyncio.BufferedProtocol):
 
     async def ask(
         self,
-        request: h11.Request,
+        request: SiteRequest,
         body: AsyncIterator[bytes] | None,
         tell: Tell | None = None,
-    ) -> h11.Response | h11.InformationalResponse:
-        """The head of the answer. A site may answer, and close, before it has the whole body."""
+    ) -> SiteHead:
+        """The head of the answer. A site may answer, and close, before it has the whole body.
+
+        Raises CannotBePassed.
+        """
         self._is_ones_own = any(
             name == b"authorization" and BY_CONNECTION.match(value)
             for name, value in request.headers
         )
+        may_switch = any(name == b"upgrade" for name, _ in request.headers)
+        self._answer = AnswerReader(request.method, may_switch=may_switch)
+        self._is_sent = False
+        writer = RequestWriter(request)
         try:
-            await self._send(request)
+            await self._send(writer.head())
             if body is not None:
                 async for part in body:
-                    await self._send(h11.Data(data=part))
-            await self._send(h11.EndOfMessage())
+                    await self._send(writer.part(part))
+            await self._send(writer.end())
+            self._is_sent = True
         except SiteBroken:
             if body is None:
                 raise
         return await self._head(tell)
 
-    async def _head(self, tell: Tell | None) -> h11.Response | h11.InformationalResponse:
-        async with asyncio.timeout(self._timeout):
-            while isinstance(event := await self._event(), h11.InformationalResponse):
-                if event.status_code == SWITCHED:
-                    return event
-                if tell is not None and event.status_code > SWITCHED:
-                    fields = ((bytes(name), bytes(value)) for name, value in event.headers)
-                    tell(event.status_code, end_to_end(tuple(fields)))
-        if not isinstance(event, h11.Response) or event.status_code > LAST_STATUS:
-            raise SiteBroken("its answer is not valid HTTP/1.1")
-        return event
-
-    async def parts(self, limit: float | None = None) -> AsyncIterator[bytes]:
-        """The body, as it was sent; `limit`: seconds for each part."""
+    async def _head(self, tell: Tell | None) -> SiteHead:
+        until = asyncio.get_running_loop().time() + self._timeout
         while True:
-            async with asyncio.timeout(limit):
-                event = await self._event()
-            if not isinstance(event, h11.Data):
-                return
-            yield bytes(event.data)
+            head = self._answer.head()
+            if head is None:
+                await self._receive(until)
+            elif head.status_code == SWITCHED or not head.is_interim:
+                return head
+            elif tell is not None and head.status_code > SWITCHED:
+                tell(head.status_code, end_to_end(head.headers))
 
-    async def _send(self, event: "h11.Request | h11.Data | h11.EndOfMessage") -> None:
-        if data := self._http.send(event):
+    async def next_part(self, limit: float | None = None) -> bytes:
+        """The next bytes of the body; empty at its end. `limit`: seconds to wait for them."""
+        until: float | None = None
+        while True:
+            part = self._answer.part()
+            if part is not None:
+                return part
+            if until is None and limit is not None:
+                until = asyncio.get_running_loop().time() + limit
+            await self._receive(until)
+
+    async def _send(self, data: bytes) -> None:
+        if not data:
+            return
+        self._write(data)
+        if not self._can_write.is_set():
             async with asyncio.timeout(self._timeout):
-                await self.write(data)
+                await self._can_write.wait()
 
     async def write(self, data: bytes) -> None:
+        """For a tunnel."""
+        self._write(data)
+        await self._can_write.wait()
+
+    def _write(self, data: bytes) -> None:
         if self._transport.is_closing():
             raise SiteBroken("it closed the connection")
         self._transport.write(data)
-        await self._can_write.wait()
 
-    async def _event(self) -> object:
-        is_ended = False
-        try:
-            while (event := self._http.next_event()) is h11.NEED_DATA:
-                data = await self._read()
-                is_ended = not data
-                self._http.receive_data(data)
-        except h11.RemoteProtocolError as exc:
-            if is_ended:
-                raise SiteBroken("it closed the connection too early") from exc
-            raise SiteBroken(f"its answer is not valid HTTP/1.1 ({exc})") from exc
-        if event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
-            raise SiteBroken("it closed the connection without an answer")
-        return event
+    async def _receive(self, until: float | None) -> None:
+        data = await self._read(until)
+        if data:
+            self._answer.receive(data)
+        else:
+            self._answer.end()
 
-    async def _read(self) -> bytes:
+    async def _read(self, until: float | None = None) -> bytes:
         try:
-            return await self._inbox.read()
+            return await self._inbox.read(until)
         except ConnectionError as exc:
             raise SiteBroken("the connection broke") from exc
 
     async def read(self) -> bytes:
         """For a tunnel: also bytes that came together with the head."""
-        if data := self._http.trailing_data[0]:
-            self._http = h11.Connection(h11.CLIENT)
-            return data
-        return await self._read()
+        return self._answer.take_unread() or await self._read()
 
     def finish(self) -> None:
         """Close after the site has read what it was sent, if it does so soon."""
@@ -218,12 +217,11 @@ class SiteConnection(asyncio.BufferedProtocol):
 
     def rest(self) -> bool:
         """True if it may be used again: the exchange is complete, to the last byte."""
-        is_over = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
-        is_quiet = self._http.trailing_data == (b"", False) and not self._inbox.came
+        is_over = self._is_sent and self._answer.is_complete and self._answer.may_stay
+        is_quiet = not self._answer.unread and not self._inbox.came
         if self._is_ones_own or not (is_over and is_quiet and self.is_open):
             self.close()
             return False
-        self._http.start_next_cycle()
         self.is_new = False
         self._resting = asyncio.get_running_loop().call_later(REST, self.close)
         return True

@@ -24,34 +24,59 @@ class Inbox:
     def __init__(self, transport: asyncio.Transport, *, most: int = MOST_BUFFERED) -> None:
         self._transport = transport
         self._most = most
+        self._is_paused = False
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
+        """Done when the reader need not wait any longer."""
         self.came = bytearray()
         self.is_over = False
 
     def add(self, data: bytes | bytearray) -> None:
         self.came += data
         if len(self.came) > self._most:
+            self._is_paused = True
             self._transport.pause_reading()
-        self._news.set()
+        self._wake()
 
     def end(self, error: Exception | None = None) -> None:
         self._error = error
         self.is_over = True
-        self._news.set()
+        self._wake()
 
-    async def read(self) -> bytes:
-        """The next bytes; empty at the end."""
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def read(self, until: float | None = None) -> bytes:
+        """The next bytes; empty at the end. Raises TimeoutError at `until`, by the loop's clock."""
         while not self.came and not self.is_over:
-            self._news.clear()
-            await self._news.wait()
+            await self._wait(until)
         if not self.came and self._error is not None:
             raise ConnectionError(repr(self._error)) from self._error
         data = bytes(self.came)
         self.came.clear()
-        if not self._transport.is_closing():
+        if self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
             self._transport.resume_reading()
         return data
+
+    async def _wait(self, until: float | None) -> None:
+        """A timer and a future: `asyncio.timeout` around an event takes four times as long."""
+        loop = asyncio.get_running_loop()
+        news = loop.create_future()
+        self._news = news
+        timer = None if until is None else loop.call_at(until, _time_out, news)
+        try:
+            await news
+        finally:
+            self._news = None
+            if timer is not None:
+                timer.cancel()
+
+
+def _time_out(news: "asyncio.Future[None]") -> None:
+    if not news.done():
+        news.set_exception(TimeoutError())
 
 
 class TunnelEnd(Protocol):

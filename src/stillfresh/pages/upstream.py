@@ -34,16 +34,15 @@ from stillfresh.pages.site_addresses import (
 from stillfresh.pages.site_connections import (
     ConnectTimeout,
     NoConnection,
-    SiteBroken,
     SiteConnection,
     SiteTls,
     Tell,
 )
+from stillfresh.pages.site_messages import CannotBePassed, SiteBroken, SiteHead, SiteRequest
 from stillfresh.pages.spooling import Spool, SpoolRoom
 from stillfresh.pages.tunnels import TUNNEL, joined
 
 with needs("web", "stillfresh.pages.upstream"):
-    import h11
     import httpx2
 
 CONNECTIONS: Final = 100
@@ -229,7 +228,7 @@ class SiteAnswer(NamedTuple):
 
     address: SiteAddress
     connection: SiteConnection
-    head: h11.Response | h11.InformationalResponse
+    head: SiteHead
 
 
 class Upstream:
@@ -320,7 +319,7 @@ class Upstream:
         except Stalled:
             text = b"The rest of the request did not come, or came too slowly.\n"
             await refuse(send, 408, text, is_last=True)
-        except h11.LocalProtocolError:
+        except CannotBePassed:
             await refuse(send, 400, b"This cannot be passed on.\n")
         except TimeoutError:
             await refuse(send, 504, b"The site did not answer in time.\n")
@@ -345,7 +344,7 @@ class Upstream:
         try:
             site_answer = await self._answer(scope, visitor)
             _, connection, answer = site_answer
-            if isinstance(answer, h11.InformationalResponse):
+            if answer.is_interim:
                 await self._switch(connection, answer, visitor, scope[TUNNEL])
                 return
             is_endless = is_event_stream(answer.headers)
@@ -363,14 +362,13 @@ class Upstream:
     async def _switch(
         self,
         connection: SiteConnection,
-        answer: h11.InformationalResponse,
+        answer: SiteHead,
         visitor: Visitor,
         client: Any,  # noqa: ANN401 (the server's: see `TUNNEL`)
     ) -> None:
         """From here on, bytes pass both ways unchanged."""
         visitor.end()
-        raw: Raw = tuple((bytes(name), bytes(value)) for name, value in answer.headers)
-        client.open(answer.status_code, (*end_to_end(raw), *SWITCH))
+        client.open(answer.status_code, (*end_to_end(answer.headers), *SWITCH))
         await joined(client, connection)
 
     async def _answer(self, scope: Scope, visitor: Visitor) -> SiteAnswer:
@@ -404,10 +402,10 @@ class Upstream:
         raise AssertionError("the last address returns or raises")
 
     async def _ask(
-        self, address: SiteAddress, request: h11.Request, visitor: Visitor, tell: Tell | None
-    ) -> tuple[SiteConnection, h11.Response | h11.InformationalResponse]:
+        self, address: SiteAddress, request: SiteRequest, visitor: Visitor, tell: Tell | None
+    ) -> tuple[SiteConnection, SiteHead]:
         """If a kept connection turns out to be closed, a safe request is sent once more."""
-        is_safe = visitor.may_repeat(request.method.decode("ascii"))
+        is_safe = visitor.may_repeat(request.method)
         pool = address.pool
         for is_last in (False, True):
             connection = await pool.take(is_new=is_last)
@@ -430,7 +428,7 @@ class Upstream:
             logger.warning("%s: cannot be reached: %s (%s)", address.text, error, what)
         address.is_reached = False
 
-    def _request(self, scope: Scope, address: SiteAddress) -> h11.Request:
+    def _request(self, scope: Scope, address: SiteAddress) -> SiteRequest:
         raw: Raw = tuple(scope["headers"])
         visited = visited_host(raw)
         host = visited if self._keep_host else b""
@@ -440,18 +438,15 @@ class Upstream:
             own.append((b"x-forwarded-host", visited))
         if scope["type"] == TUNNEL:
             own += SWITCH
-        return h11.Request(
-            method=scope["method"],
-            target=address.target(target_of(scope)),
-            headers=[(b"host", host or address.host), *passed_on, *_framing(scope), *own],
-        )
+        fields = ((b"host", host or address.host), *passed_on, *_framing(scope), *own)
+        return SiteRequest(scope["method"], address.target(target_of(scope)), fields)
 
     async def _stream(
         self, site_answer: SiteAnswer, scope: Scope, visitor: Visitor, send: Send, place: Place
     ) -> None:
         """The connection is free as soon as the response has come, however slow the visitor is."""
         address, connection, answer = site_answer
-        raw: Raw = tuple((bytes(name), bytes(value)) for name, value in answer.headers)
+        raw = answer.headers
         # RFC 9112 §6.3: chunked wins, and what else comes on such a connection is not trusted.
         is_framed_twice = {b"content-length", b"transfer-encoding"} <= {name for name, _ in raw}
         dropped = {b"via", b"content-length"} if is_framed_twice else {b"via"}
@@ -470,7 +465,7 @@ class Upstream:
             await send({**start, "headers": headers})
             if is_event_stream(raw) or _is_short(raw):
                 limit = None if is_event_stream(raw) else self._timeout
-                async for part in connection.parts(limit):
+                while part := await connection.next_part(limit):
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                 if is_framed_twice:
                     connection.close()
@@ -511,7 +506,7 @@ class Upstream:
         address, connection, _ = site_answer
         error: Exception | None = None
         try:
-            async for part in connection.parts(self._timeout):
+            while part := await connection.next_part(self._timeout):
                 await spool.add(part)
             if is_last:
                 connection.close()
