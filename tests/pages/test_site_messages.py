@@ -56,6 +56,7 @@ def read_by_us(method: str, parts: list[bytes], *, may_switch: bool) -> Reading:
                 receive()
             else:
                 body += part
+                assert not reader.is_complete or reader.part() == b""
     except SiteBroken:
         return Reading(heads, body, is_whole=False, may_stay=False, rest=b"")
     rest = bytes(reader.unread) + b"".join(arriving)
@@ -201,6 +202,11 @@ BODIES = st.sampled_from(
 
 
 FRAMED = [
+    OK + b"Connection: close\r\nContent-Length: 2\r\n\r\nhi",
+    OK + b"Connection: Keep-Alive, CLOSE\r\nContent-Length: 2\r\n\r\nhi",
+    OK + b'Connection: "a, close"\r\nContent-Length: 2\r\n\r\nhi',
+    OK + b"Content-Length: 2\r\n\r\nhi\r\n",
+    b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi",
     OK + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
     b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
     b"HTTP/1.1 205 Reset\r\nContent-Length: 2\r\n\r\nhi",

@@ -56,15 +56,25 @@ def token_of(fields: Iterable[str], cookies: Iterable[str]) -> str:
 
 def token_in(headers: Raw) -> str:
     """The token of a request with these header fields; "" if it has none."""
+    if not _may_have_token(headers):
+        return ""
     fields = values(headers, FIELD_NAME)
     cookies = values(headers, b"cookie")
-    if not fields and not any(COOKIE_NAME in cookie for cookie in cookies):
-        return ""
     return token_of(map(_text, fields), map(_text, cookies))
+
+
+def _may_have_token(headers: Raw) -> bool:
+    """True if there is a field or a cookie of that name, whatever is in it."""
+    for name, value in headers:
+        if name == FIELD_NAME or (name == b"cookie" and COOKIE_NAME in value):
+            return True
+    return False
 
 
 def without_token(headers: Raw) -> Raw:
     """These header fields of a request without field and cookie of a token."""
+    if not _may_have_token(headers):
+        return headers
     others = tuple(field for field in headers if field[0] != FIELD_NAME)
     return COOKIES.removed_from(others)
 

@@ -155,12 +155,14 @@ class IsrMiddleware:
             return
         headers = tuple(scope["headers"])
         token = token_in(headers)
-        visit = self._site.visit({**scope, "headers": without_token(headers)})
+        cleaned = without_token(headers)
+        visit = self._site.visit(scope if cleaned is headers else {**scope, "headers": cleaned})
         if token:
             scope = {**scope, "headers": with_token(headers, token)}
         if token and isinstance(visit, Visit):
             visit = replace(visit, token=token)
-        if HYDRATION in parameter_names(scope.get("query_string", b"")):
+        query = scope.get("query_string", b"")
+        if query and HYDRATION in parameter_names(query):
             visit = Reason.HYDRATION
         if isinstance(visit, Reason):
             await self._pass(visit, None, scope, receive, send)

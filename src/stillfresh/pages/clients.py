@@ -176,18 +176,19 @@ def checked_forward(value: object) -> Forward | None:
 
 
 def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        for name, value in headers
-    )
+    for name, value in headers:
+        if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
+            return True
+    return False
 
 
 def unfit_to_fill(headers: Raw) -> Reason | None:
     """Why this request must not fill the cache; None if it may."""
     if has_body(headers):
         return Reason.BODY
-    size = sum(len(name) + len(value) for name, value in headers)
-    if size > MOST_FIELDS or any(BAD.search(value) for _, value in headers):
+    all_values = b"".join([value for _, value in headers])
+    size = len(all_values) + sum([len(name) for name, _ in headers])
+    if size > MOST_FIELDS or BAD.search(all_values):
         return Reason.HEADERS
     return Reason.RANGE if values(headers, b"range") else None
 

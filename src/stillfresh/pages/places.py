@@ -32,6 +32,8 @@ class PlaceGroup:
 
     async def take(self, wait: float) -> None:
         """Take a place, or raise SiteFull after so many seconds."""
+        if await self.try_take():
+            return
         try:
             async with asyncio.timeout(wait):
                 await self._free.acquire()

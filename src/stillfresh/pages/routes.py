@@ -44,6 +44,9 @@ VISIBLE: Final = "".join(map(chr, range(0x21, 0x7F)))
 """The characters of a URL: visible ASCII."""
 NOT_FROM_BROWSERS: Final = str.maketrans({'"': "%22", "'": "%27", "<": "%3C", ">": "%3E"})
 """Characters that other clients send in a query as they are, and browsers encoded."""
+ONLY_COOKIES: Final = frozenset({b"cookie"})
+PLAIN_PATH: Final = re.compile(rb"/|(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*+)++/?")
+"""Paths that have one form only. Segments that begin with a dot are looked at more closely."""
 ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})|(%)")
 UNRESERVED: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 NEVER_ENCODED: Final = frozenset(b"\\\x7f") | frozenset(range(0x20))
@@ -214,7 +217,7 @@ class Visit:
 
     @property
     def is_authorized(self) -> bool:
-        return bool(self.carried - {b"cookie"})
+        return not self.carried <= ONLY_COOKIES
 
     @property
     def is_open(self) -> bool:
@@ -287,7 +290,7 @@ class Site:
             return Reason.ROUTE
         if ENCODED_SLASH.search(path) and self._would_be_elsewhere(unquote(path), route):
             return Reason.PATH
-        headers: Raw = tuple((name.lower(), value) for name, value in scope["headers"])
+        headers: Raw = tuple([(name.lower(), value) for name, value in scope["headers"]])
         scheme = scope.get("scheme", "http")
         host = canonical_host(headers, scheme)
         if host is None or (self._hosts is not None and not is_allowed(host, self._hosts)):
@@ -345,7 +348,7 @@ class Site:
         if declared is None:
             return Reason.VARY
         digests = digests_of(keyed, headers)
-        if digests != digests_of(keyed, end_to_end(headers)):
+        if digests and digests != digests_of(keyed, end_to_end(headers)):
             return Reason.HEADERS  # `Connection` hides a credential from the app
         if CONTROL.search(place.app_path + root):
             return Reason.PATH
@@ -401,6 +404,8 @@ def canonical_path(raw: bytes) -> str | None:
     """
     if not raw.startswith(b"/") or len(raw) > MOST_URL or b"\\" in raw:
         return None
+    if PLAIN_PATH.fullmatch(raw):
+        return raw.decode("ascii")
     if any(byte <= 0x20 or byte == 0x7F for byte in raw):
         return None
     if any(escape[2] or int(escape[1], 16) in NEVER_ENCODED for escape in ESCAPE.finditer(raw)):
@@ -426,6 +431,8 @@ def readable_path(path: str) -> str:
 
     No two canonical paths of UTF-8 have the same readable one.
     """
+    if "%" not in path:
+        return path
     text = ""
     end = 0
     for match in STAYS_ENCODED.finditer(path):

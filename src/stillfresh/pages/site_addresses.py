@@ -156,6 +156,8 @@ class SiteAddresses:
 
     def in_turn(self, now: float) -> list[SiteAddress]:
         """The order in which one request asks them; those that are left out come last."""
+        if len(self.all) == 1:
+            return self.all
         usable = [address for address in self.all if address.health.is_asked(now)]
         left_out = [address for address in self.all if not address.health.is_asked(now)]
         turn = next(self._turns)

@@ -128,6 +128,8 @@ class SiteConnection(asyncio.BufferedProtocol):
 
         Raises CannotBePassed.
         """
+        writer = RequestWriter(request)
+        head = writer.head()  # if it cannot be written, the connection is as it was
         self._is_ones_own = any(
             name == b"authorization" and BY_CONNECTION.match(value)
             for name, value in request.headers
@@ -135,9 +137,8 @@ class SiteConnection(asyncio.BufferedProtocol):
         may_switch = any(name == b"upgrade" for name, _ in request.headers)
         self._answer = AnswerReader(request.method, may_switch=may_switch)
         self._is_sent = False
-        writer = RequestWriter(request)
         try:
-            await self._send(writer.head())
+            await self._send(head)
             if body is not None:
                 async for part in body:
                     await self._send(writer.part(part))
@@ -169,6 +170,11 @@ class SiteConnection(asyncio.BufferedProtocol):
             if until is None and limit is not None:
                 until = asyncio.get_running_loop().time() + limit
             await self._receive(until)
+
+    @property
+    def has_whole_answer(self) -> bool:
+        """True once the last bytes were returned. With chunks that is known only at their end."""
+        return self._answer.is_complete
 
     async def _send(self, data: bytes) -> None:
         if not data:

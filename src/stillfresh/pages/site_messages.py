@@ -216,6 +216,7 @@ class AnswerReader:
         part = self._taken(min(self._left, len(self.unread)))
         self._left -= len(part)
         self._is_behind_chunk = self._is_chunked and not self._left
+        self.is_complete = not (self._left or self._is_chunked)
         return part
 
     def _next_chunk(self) -> bytes | None:

@@ -64,6 +64,8 @@ MAX_SPILL: Final = 2**30
 """Bytes of temporary files, for responses that are read slowly."""
 UPLOAD_WINDOW: Final = 10.0
 """Seconds of waiting for the client over which its rate is measured."""
+WATCHED_AFTER: Final = 0.05
+"""Seconds of an exchange before its client's leaving is noticed."""
 HEALTH_EVERY: Final = 5.0
 """Seconds between two checks of an address."""
 MOST_ADDRESSES: Final = 100
@@ -122,6 +124,7 @@ class Visitor:
         self._has_body = has_body
         self._is_whole = not has_body
         self._begun = b""
+        self._watches_soon: asyncio.TimerHandle | None = None
         self._watching: asyncio.Future[None] | None = None
         self._connection: SiteConnection | None = None
         self.is_gone = False
@@ -166,9 +169,16 @@ class Visitor:
             self.watch()
 
     def watch(self) -> None:
-        """From now on, ignore what the client sends, except that it leaves."""
-        if self._watching is None:
-            self._watching = asyncio.ensure_future(self._left())
+        """From now on, ignore what the client sends, except that it leaves.
+
+        Most exchanges are over before that begins, so they need no task for it.
+        """
+        if self._watches_soon is None:
+            loop = asyncio.get_running_loop()
+            self._watches_soon = loop.call_later(WATCHED_AFTER, self._begin_watching)
+
+    def _begin_watching(self) -> None:
+        self._watching = asyncio.ensure_future(self._left())
 
     async def _left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -179,6 +189,8 @@ class Visitor:
 
     def end(self) -> None:
         self._connection = None
+        if self._watches_soon is not None:
+            self._watches_soon.cancel()
         if self._watching is not None:
             self._watching.cancel()
 
@@ -354,10 +366,10 @@ class Upstream:
             elif is_endless and not await place.move(then):
                 connection.close()
                 raise SiteFull
-            await self._stream(site_answer, scope, visitor, send, place)
+            last_part = await self._stream(site_answer, scope, visitor, send, place)
         finally:
             place.leave()
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": last_part})
 
     async def _switch(
         self,
@@ -443,8 +455,11 @@ class Upstream:
 
     async def _stream(
         self, site_answer: SiteAnswer, scope: Scope, visitor: Visitor, send: Send, place: Place
-    ) -> None:
-        """The connection is free as soon as the response has come, however slow the visitor is."""
+    ) -> bytes:
+        """Send all of a response but the part that is returned, which is sent as its end.
+
+        The connection is free as soon as the response has come, however slow the visitor is.
+        """
         address, connection, answer = site_answer
         raw = answer.headers
         # RFC 9112 §6.3: chunked wins, and what else comes on such a connection is not trusted.
@@ -463,9 +478,12 @@ class Upstream:
             visitor.watch()
             start = {"type": "http.response.start", "status": answer.status_code}
             await send({**start, "headers": headers})
-            if is_event_stream(raw) or _is_short(raw):
-                limit = None if is_event_stream(raw) else self._timeout
+            is_endless = is_event_stream(raw)
+            if is_endless or _is_short(raw):
+                limit = None if is_endless else self._timeout
                 while part := await connection.next_part(limit):
+                    if connection.has_whole_answer:
+                        return part
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                 if is_framed_twice:
                     connection.close()
@@ -492,6 +510,7 @@ class Upstream:
                 await asyncio.wait([reading])
             if spool is not None:
                 spool.close()
+        return b""
 
     async def _read_into(
         self,

@@ -571,9 +571,14 @@ class Visits:
         if self._pages.is_shared:
             self._site_store.passed(visit.id, headers)
         is_personal = bool(visit.carried) and not visit.is_as_asked
-        asking = AppRequest(visit, {}, self._terms(visit), allowed=self._allowed)
-        if visit.is_as_asked:
-            asking = replace(asking, request=visit.headers, credentials=self._credentials)
+        asking = AppRequest(
+            visit,
+            {},
+            self._terms(visit),
+            request=visit.headers if visit.is_as_asked else (),
+            credentials=self._credentials if visit.is_as_asked else frozenset(),
+            allowed=self._allowed,
+        )
         judgement = asking.judge(now, status, headers)
         if isinstance(judgement, sharing.Shared) and visit.is_authorized:
             head = Head(headers=headers, is_targeted=judgement.is_targeted)

@@ -32,7 +32,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from stillfresh.gateway.server.access import AccessLog
 from stillfresh.gateway.server.hits import WITH_MORE, Hits, Recorder, is_one_head
 from stillfresh.gateway.server.tunnels import ClientEnd, head_of
-from stillfresh.http.fields import Raw, http_date_text
+from stillfresh.http.fields import Raw, http_date_text, lowered
 from stillfresh.pages.edge import KEEP, LINGER, PROXY, TUNNEL, refuse
 from stillfresh.pages.routes import INTERIM
 
@@ -198,8 +198,13 @@ class Protocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """RFC 9110 §6.5.1: a trailer is no header field; §5.5: a value does not end in a space."""
-        if self._part is Part.HEAD:
-            super().on_header(name, value.rstrip(b" \t"))
+        if self._part is not Part.HEAD:
+            return
+        name = lowered(name)
+        value = value.rstrip(b" \t")
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._unread = 0
@@ -227,7 +232,7 @@ class Protocol(HttpToolsProtocol):
             return partial(_refuse, 505, OTHER_VERSION)
         if version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
             return partial(_refuse, 400, OLD_CHUNKS)  # RFC 9112 §6.1: its framing is faulty
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         return partial(_refuse, 431, TOO_LONG) if size > LONGEST_HEAD else None
 
     def _find_tunnel(self) -> None:
