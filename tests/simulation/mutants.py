@@ -268,12 +268,15 @@ def a_move_leaves_the_game_in_the_pool(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.HOLDER, "over_a_network")
 def a_lease_is_given_while_it_is_held(patch: pytest.MonkeyPatch) -> None:
-    def acquire(self: MemoryStore, kind: str, ask: Any, now: float, lease_for: float) -> Any:
-        lease = Lease(ask.id, self._new_token(), now + lease_for)
-        self._rows.lease((kind, ask.id), lease.token, lease.expires_at, ask.tags)
-        return lease
+    async def acquire(self: MemoryStore, kind: str, asks: Any, lease_for: float) -> Any:
+        grants = {}
+        for ask in asks:
+            lease = Lease(ask.id, self._new_token(), self._clock() + lease_for)
+            self._rows.lease((kind, ask.id), lease.token, lease.expires_at, ask.tags)
+            grants[ask.id] = lease
+        return grants
 
-    patch.setattr(MemoryStore, "_acquire", acquire)
+    patch.setattr(MemoryStore, "acquire", acquire)
 
 
 @mutant(Promise.LOAD, "over_a_network")

@@ -42,7 +42,8 @@ V = TypeVar("V")
 FRESH: Final = Verdict.FRESH
 MOST_REFUSED: Final = 10_000
 """Keys whose last load ended with an exception that `raises=` names."""
-SIZES: Final = tuple(range(BESIDE, BESIDE + 512))
+MOST_SIZES: Final = 512
+SIZES: Final = tuple(range(BESIDE, BESIDE + MOST_SIZES))
 """What values of 0 to 511 bytes count: one number for all entries of a size."""
 UNSTORED_FOR: Final = 1.0
 """Seconds for which memory serves a value that could not be stored without asking the store again.
@@ -460,7 +461,8 @@ class Memory(Generic[K, V]):
         value = copy.value
         room = self.room
         if isinstance(value, bytes):
-            size = len(value) + BESIDE if len(value) >= len(SIZES) else SIZES[len(value)]
+            length = len(value)
+            size = SIZES[length] if length < MOST_SIZES else length + BESIDE
         elif entry is not None and value is UNREAD:
             size = entry.size
         if size > room.largest:

@@ -648,9 +648,9 @@ def _flat(keys: Sequence[K | Iterable[K]]) -> Sequence[K]:
 
 def answer_or_raise(outcome: Outcome[V]) -> Answer[V]:
     """Return an answer; raise a new error for each caller, so that tracebacks do not pile up."""
-    if isinstance(outcome, RaisedByLoader):
-        outcome.raise_cause()
     if isinstance(outcome, LoadFailed):
+        if isinstance(outcome, RaisedByLoader):
+            outcome.raise_cause()
         error = type(outcome)(*outcome.args)
         error.retry_at = outcome.retry_at
         raise error from outcome.__cause__

@@ -16,7 +16,6 @@ from stillfresh.engine.load_states import (
     ENDINGS,
     IN_TIME,
     MAX_ROUNDS,
-    NOBODY,
     QUEUED,
     Again,
     End,
@@ -111,8 +110,12 @@ class Work(Struct, Generic[K, V], eq=False):
     def end(self, how: End, *, is_changed: bool) -> "Ended[Waiter[K, V]]":
         """End: which callers get the result, which wait on, and whether another load follows."""
         receivers, again, is_overtaken = ENDINGS[how, is_changed]
-        sent = NOT_SENT if self.load is None else self.load.sent
-        limit = {NOBODY: -1, EARLY: self.began, IN_TIME: sent, ALL: LATE}[receivers]
+        if receivers is IN_TIME:
+            limit = NOT_SENT if self.load is None else self.load.sent
+        elif receivers is EARLY:
+            limit = self.began
+        else:
+            limit = LATE if receivers is ALL else -1
         waiters = self.waiters
         if again is Again.IF_WAITED:
             self.wanted = False

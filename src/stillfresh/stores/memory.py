@@ -136,23 +136,23 @@ class MemoryStore(
         return self.read_now(kind, ids, known)
 
     async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        rows = self._opened()
         now = self._clock()
+        until = now + lease_for
         grants: dict[str, Grant] = {}
         for ask in asks:
-            grants[ask.id] = self._acquire(kind, ask, now, lease_for)
+            id_ = ask.id
+            key = (kind, id_)
+            row = rows.get(key)
+            if row is not None:
+                refusal = ask.denied(row.record(known=None), now, lease_for)
+                if refusal is not None:
+                    grants[id_] = refusal
+                    continue
+            token = self._new_token()
+            rows.lease(key, token, until, ask.tags)
+            grants[id_] = Lease(id_, token, until, rows.epoch)
         return grants
-
-    def _acquire(self, kind: str, ask: Ask, now: float, lease_for: float) -> Grant:
-        rows = self._opened()
-        key = (kind, ask.id)
-        row = rows.get(key)
-        if row is not None:
-            refusal = ask.denied(row.record(known=None), now, lease_for)
-            if refusal is not None:
-                return refusal
-        lease = Lease(ask.id, self._new_token(), now + lease_for, rows.epoch)
-        rows.lease(key, lease.token, lease.expires_at, ask.tags)
-        return lease
 
     async def publish(
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], tags: LateTags = None

@@ -56,8 +56,10 @@ class MemoryRows:
         self.parts: list[dict[Key, MemoryRow]] = [{} for _ in range(-(-most // PART))]
         """Each in the order of publication; with a limit of bytes, in the order of use."""
         self.get: Callable[[Key], MemoryRow | None] = self._get
+        self._only_part: dict[Key, MemoryRow] | None = None
         if len(self.parts) == 1:
-            self.get = self.parts[0].get  # the same without a function of ours
+            self._only_part = self.parts[0]
+            self.get = self._only_part.get  # the same without a function of ours
         self.count = 0
         self.copies = 0
         self.evicted = 0
@@ -70,8 +72,8 @@ class MemoryRows:
         """The epoch of the last invalidation of each tag."""
 
     def part(self, key: Key) -> dict[Key, MemoryRow]:
-        if len(self.parts) == 1:
-            return self.parts[0]
+        if self._only_part is not None:
+            return self._only_part
         return self.parts[hash(key[1]) % len(self.parts)]
 
     def _get(self, key: Key) -> MemoryRow | None:
@@ -79,7 +81,10 @@ class MemoryRows:
 
     def add(self, row: MemoryRow) -> None:
         """Add the row of a key that has none."""
-        self.part(row.key)[row.key] = row
+        part = self._only_part
+        if part is None:
+            part = self.part(row.key)
+        part[row.key] = row
         self.count += 1
 
     def lease(self, key: Key, token: str, until: float, tags: tuple[str, ...]) -> None:
@@ -129,7 +134,10 @@ class MemoryRows:
         row = self.get(key)
         if row is None or not row.holds(lease, now):
             return False
-        self._store(row, with_stored_parts(copy, row.copy), tags)
+        stored = row.copy
+        if stored is not None:
+            copy = with_stored_parts(copy, stored)
+        self._store(row, copy, tags)
         return True
 
     def put(
@@ -155,16 +163,18 @@ class MemoryRows:
             self.late.remove(key, row.late)
             self.late.add(key, late)
             row.late = late
-        if row.copy is None:
-            self.copies += 1
+        room = self.room
+        if row.copy is not None:
+            room.held -= _size(row.copy)
+            self.move_to_end(key)
         else:
-            self.room.held -= _size(row.copy)
+            self.copies += 1
+            if row.failure is not None:  # else it was added for this copy, and is near the end
+                self.move_to_end(key)
         row.copy = copy
         row.failure = None
         self.end_lease(key, row)
-        self.move_to_end(key)
         size = _size(copy)
-        room = self.room
         room.held += size
         if size > room.largest:  # nothing else is dropped for it
             self.evict(key)
