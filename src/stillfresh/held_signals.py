@@ -95,12 +95,14 @@ class HeldSignals(AbstractContextManager["HeldSignals"]):
             raise interruption
 
     def _replace(self) -> None:
+        handlers = self._handlers
         for number in NUMBERS:
             handler = _handler_of(number)
             if not callable(handler):  # the program has none
-                self._handlers.pop(number, None)
+                if handlers:
+                    handlers.pop(number, None)
             elif handler != self._note:
-                self._handlers[number] = handler
+                handlers[number] = handler
                 _set_handler(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -9,8 +9,8 @@ import asyncio
 import logging
 import sys
 from asyncio import futures, tasks
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Coroutine
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -24,7 +24,8 @@ class Tasks:
 
     def __init__(self) -> None:
         self._cancelled: set[asyncio.Task[Any]] = set()
-        self._awaited: set[asyncio.Future[Any] | AwaitedBlock] = set()
+        self._awaited: set[asyncio.Future[Any]] = set()
+        self._blocks: set[AwaitedBlock] = set()
 
     def spawn(
         self, work: Coroutine[Any, Any, Any], context: Context | None = None
@@ -52,7 +53,7 @@ class Tasks:
 
     def waited_for(self) -> "AwaitedBlock":
         """Inside the block a caller's task or thread works, and closing waits for it."""
-        return AwaitedBlock(self._awaited)
+        return AwaitedBlock(self._blocks)
 
     def begin(
         self, work: Coroutine[Any, Any, Any], context: Context, *, waits: bool = False
@@ -75,9 +76,7 @@ class Tasks:
 
     async def end(self, grace: float) -> None:
         self.cancel()
-        busy: set[asyncio.Future[Any]] = set(self._cancelled)
-        for work in self._awaited:
-            busy.add(work.end.future() if isinstance(work, AwaitedBlock) else work)
+        busy = self._cancelled | self._awaited | {block.ended() for block in self._blocks}
         if not busy:
             return
         _, late = await asyncio.wait(busy, timeout=grace)
@@ -116,29 +115,37 @@ class Ending:
 class AwaitedBlock:
     """The block of `Tasks.waited_for`."""
 
-    __slots__ = ("_awaited", "end")
+    __slots__ = ("_blocks", "_end")
 
-    def __init__(self, awaited: "set[asyncio.Future[Any] | AwaitedBlock]") -> None:
-        self._awaited = awaited
-        self.end = Ending()
+    def __init__(self, blocks: "set[AwaitedBlock]") -> None:
+        """`blocks`: those that are entered now."""
+        self._blocks = blocks
+        self._end: Ending | None = None
 
     def __enter__(self) -> Self:
-        self._awaited.add(self)
+        self.enter()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._awaited.discard(self)
-        self.end.note()
+        self.leave()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside this block closing does not wait for the thread."""
-        self.__exit__()
-        try:
-            yield
-        finally:
-            self.end = Ending()
-            self.__enter__()
+    def enter(self) -> None:
+        """From now on closing waits."""
+        self._blocks.add(self)
+
+    def leave(self) -> None:
+        """Closing need not wait, until it is entered again."""
+        self._blocks.discard(self)
+        end = self._end
+        if end is not None:
+            self._end = None
+            end.note()
+
+    def ended(self) -> "asyncio.Future[None]":
+        """On the loop: done when the block is left."""
+        if self._end is None:
+            self._end = Ending()
+        return self._end.future()
 
 
 def _tracked_task(

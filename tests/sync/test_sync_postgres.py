@@ -53,7 +53,7 @@ def is_waiting(numbers: SyncResource[str, int]) -> bool:
     """True while a thread is in the middle of a step."""
     runtime = numbers._resource.core.runtime
     assert runtime is not None
-    return bool(runtime._awaited)
+    return bool(runtime._blocks)
 
 
 class TestE20ThreadsUsePostgres:

@@ -145,7 +145,7 @@ class TestE20ThreadsWrite:
             numbers.put("a", 1)
             server.pause()
             put = Calling(lambda: numbers.put("a", 2))
-            until(lambda: cache._cache.opened is not None and cache._cache.opened._awaited)
+            until(lambda: cache._cache.opened is not None and cache._cache.opened._blocks)
             closing = Calling(cache.close)
             server.go_on()
             closing.result()
@@ -213,7 +213,7 @@ def is_waiting(numbers: SyncResource[str, int]) -> bool:
     """True while a thread has taken a connection."""
     runtime = numbers._resource.core.runtime
     assert runtime is not None
-    return bool(runtime._awaited)
+    return bool(runtime._blocks)
 
 
 class TestS14ThreadConnections:

@@ -35,7 +35,7 @@ from stillfresh.errors import (
 from stillfresh.freshness import Policy
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record
 from stillfresh.tasks import forget_cancellations
-from stillfresh.turns import THIS_THREAD, TICK
+from stillfresh.turns import THIS_THREAD
 
 if TYPE_CHECKING:
     from stillfresh.engine.load import Load
@@ -48,7 +48,6 @@ T = TypeVar("T")
 NO_VALUE: Final = (Absent, Private, BaseException)
 RENEWALS: Final = 3  # renewals in the time of a lease, so that one may be lost
 UNGUARDED_TURNS: Final = 2  # turns of the loop in which a load may end without a guard
-UNGUARDED_SECONDS: Final = TICK  # the same for a load whose loader runs in a waiting thread
 
 logger = logging.getLogger(__name__)
 
@@ -102,11 +101,13 @@ class Loader(Generic[K, V]):
 
     def asks(self, works: Iterable[Work[K, V]]) -> tuple[list[Ask], dict[str, LoadResult[V]]]:
         """A key whose tags are unknown could not be invalidated by them: only it fails."""
-        asks: list[Ask] = []
         failed: dict[str, LoadResult[V]] = {}
+        if self.spec.tags is None:
+            return [Ask(work.id, work.seen, (), work.failures_seen) for work in works], failed
+        asks: list[Ask] = []
         for work in works:
             try:
-                tags = () if self.spec.tags is None else self.spec.tags_of(work.key)
+                tags = self.spec.tags_of(work.key)
                 asks.append(Ask(work.id, work.seen, tags, work.failures_seen))
             except Exception as exc:  # noqa: BLE001 (a user's function may raise anything)
                 failed[work.id] = self._load_failed_result(work, exc, "its tags= failed")
@@ -166,7 +167,7 @@ class Loader(Generic[K, V]):
         self, load: "Load[K, V]", leases: Mapping[str, Lease]
     ) -> dict[str, LoadResult[V]]:
         """Load, renew the leases meanwhile, and return the results by id."""
-        sent = rules.stamped(self.runtime.clock())
+        sent = rules.stamped(load.called_at)
         counts = self._counts
         works = load.works
         counts.loads += 1
@@ -301,7 +302,7 @@ class Loader(Generic[K, V]):
         keys = [work.key for work in load.works]
         kind = self.spec.kind
         error: BaseException
-        task: Any = asyncio.current_task()
+        task: Any = asyncio.current_task(self.runtime.loop)
         if load.task is not None:
             load.guard_loader(load.task)
         is_left = False
@@ -383,16 +384,19 @@ class LoadGuard:
         self._load = load
         self._task: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
-        loop = loader.runtime.loop
-        self._next_turn: asyncio.Handle
+        self._next_turn: asyncio.Handle | None = None
         if THIS_THREAD.has_turn:  # the loop has its turns meanwhile
-            self._next_turn = loop.call_later(UNGUARDED_SECONDS, self._wait_turns, 0)
+            loader.runtime.thread_guards.add(self)
         else:
+            loop = loader.runtime.loop
             self._next_turn = loop.call_soon(self._wait_turns, UNGUARDED_TURNS)
 
     def end(self) -> None:
         """The loader has ended."""
-        self._next_turn.cancel()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        else:
+            self._loader.runtime.thread_guards.discard(self)
         if self._renewing is not None:
             self._renewing.cancel()
         if self._task is not None and not self._load.is_over:
@@ -402,11 +406,15 @@ class LoadGuard:
         self._task = None
 
     def _wait_turns(self, left: int) -> None:
-        runtime = self._loader.runtime
         if left > 0:
-            self._next_turn = runtime.loop.call_soon(self._wait_turns, left - 1)
+            loop = self._loader.runtime.loop
+            self._next_turn = loop.call_soon(self._wait_turns, left - 1)
         else:
-            self._task = runtime.child(self._watch(), Context())
+            self.start()
+
+    def start(self) -> None:
+        """The load is not over yet."""
+        self._task = self._loader.runtime.child(self._watch(), Context())
 
     async def _watch(self) -> None:
         """Renew the leases at intervals. When the time is over, end the load."""

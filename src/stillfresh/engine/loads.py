@@ -266,12 +266,16 @@ class Loads(Generic[K, V]):
         if self._is_starting:
             return
         self._is_starting = True
+        loop = self.runtime.loop
         try:
             while self._starts < MOST_STARTS and self._seconds < MOST_SECONDS:
                 load = self._next_load()
                 if load is None:
                     return
+                self._starts += 1
+                began = loop.time()
                 self._start(load)
+                self._seconds += loop.time() - began
         finally:
             self._is_starting = False
         self.flush_soon()
@@ -294,15 +298,12 @@ class Loads(Generic[K, V]):
     def _start(self, load: Load[K, V]) -> None:
         """Run the first step of the load, here and now."""
         runtime = self.runtime
-        self._starts += 1
         waits = STACK.starts >= MOST_NESTED
         STACK.starts += 1
-        began = runtime.loop.time()
         try:
             task = runtime.begin(load.run(), runtime.load_context(), waits=waits)
         finally:
             STACK.starts -= 1
-            self._seconds += runtime.loop.time() - began
         if not task.done():
             self.note_running(load, task)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from stillfresh.clock import Clock
 from stillfresh.engine.model import Hook
@@ -13,8 +13,44 @@ from stillfresh.engine.threads import LoaderThreads
 from stillfresh.stores import capabilities_of
 from stillfresh.stores.contract import Record, Store
 from stillfresh.tasks import Tasks
+from stillfresh.turns import TICK
 
 ReadNow: TypeAlias = Callable[..., dict[str, Record]]
+
+
+class Startable(Protocol):
+    """Something that starts if a load is not over soon."""
+
+    def start(self) -> None: ...
+
+
+class ThreadGuards:
+    """The guards of loads whose loaders run in waiting threads.
+
+    Most loaders are over in less than a tick. So there is one look a tick, at most, for all of
+    them, and only the guards that are still here then are started.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._guards: dict[Startable, None] = {}
+        self._is_look_planned = False
+
+    def add(self, guard: Startable) -> None:
+        self._guards[guard] = None
+        if not self._is_look_planned:
+            self._is_look_planned = True
+            self._loop.call_later(TICK, self._look)
+
+    def discard(self, guard: Startable) -> None:
+        self._guards.pop(guard, None)
+
+    def _look(self) -> None:
+        self._is_look_planned = False
+        guards = self._guards
+        self._guards = {}
+        for guard in guards:
+            guard.start()
 
 
 class Runtime(Tasks):
@@ -66,6 +102,7 @@ class Runtime(Tasks):
         self.load_context = load_context
         """Makes the context of a load. It is empty, as the load may outlive its callers."""
         self.threads = LoaderThreads()
+        self.thread_guards = ThreadGuards(self.loop)
         self.news = None
 
     def abandon(self) -> None:

@@ -44,18 +44,49 @@ class Raised(NamedTuple):
     error: Exception
 
 
+class LoaderCall(Generic[T]):
+    """A call of a function of the user, with the variables of the load that needs it."""
+
+    __slots__ = ("_given", "_load", "_work")
+
+    def __init__(self, work: Callable[[], T], load: "Load[Any, Any] | None" = None) -> None:
+        """`load`: whose loader it calls, if any."""
+        self._work = work
+        self._load = load
+        self._given: dict[ContextVar[Any], Any] = {}
+        if load is not None:
+            self._given.update(copy_context())
+            self._given.pop(CALLER, None)
+
+    def run(self) -> T:
+        """Call it. A loader below on this thread's stack can end only after this one.
+
+        It runs in a copy of the thread's context, so that a signal's handler that raises between
+        two steps here cannot leave the load's variables in the thread.
+        """
+        outer = CURRENT.get()
+        context = copy_context()
+        for variable, value in self._given.items():
+            context.run(variable.set, value)
+        try:
+            if outer is not None and self._load is not None:
+                outer.threads[self] = self._load
+            return context.run(self._work)
+        finally:
+            if outer is not None:
+                outer.threads.pop(self, None)
+            _take_over(context, self._given)
+
+
 class Job(Generic[T]):
-    """One call of a loader. The first thread that claims it runs it."""
+    """A call that the loop asks of a thread. The first thread that claims it runs it."""
 
     def __init__(self, work: Callable[[], T], load: "Load[Any, Any] | None" = None) -> None:
         """`load`: whose loader it calls, if any."""
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[T | Raised]
         self.outcome = self._loop.create_future()
-        self._work = work
-        self._load = load
-        given = {} if load is None else copy_context().items()
-        self._given = [(var, value) for var, value in given if var is not CALLER]
+        self._call = LoaderCall(work, load)
         self._unclaimed = Lock()
 
     async def result(self) -> T:
@@ -68,29 +99,10 @@ class Job(Generic[T]):
         """True for one thread, while the result is still wanted."""
         return self._unclaimed.acquire(blocking=False) and not self.outcome.done()
 
-    def call(self) -> T:
-        """Call it. A loader below on this thread's stack can end only after this one.
-
-        It runs in a copy of the thread's context, so that a signal's handler that raises between
-        two steps here cannot leave the load's variables in the thread.
-        """
-        outer = CURRENT.get()
-        context = copy_context()
-        for var, value in self._given:
-            context.run(var.set, value)
-        try:
-            if outer is not None and self._load is not None:
-                outer.threads[self] = self._load
-            return context.run(self._work)
-        finally:
-            if outer is not None:
-                outer.threads.pop(self, None)
-            _take_over(context, {var for var, _ in self._given})
-
     def run(self) -> None:
         """Call it, and tell the loop how it ended."""
         try:
-            outcome: T | Raised = self.call()
+            outcome: T | Raised = self._call.run()
         except Exception as exc:  # noqa: BLE001 (the load has failed; it is reported as such)
             outcome = Raised(exc)
         self._tell(outcome)
@@ -213,25 +225,27 @@ class ThreadCall(Generic[T]):
 
     def waits_for(self, load: "Load[Any, Any]") -> bool:
         """True if its thread waits until this load ends, however long that takes."""
-        return any(
-            waiter.caller is self and waiter.patience is None
-            for work in load.works
-            for waiter in work.waiters
-        )
+        for work in load.works:
+            for waiter in work.waiters:
+                if waiter.caller is self and waiter.patience is None:
+                    return True
+        return False
 
-    def run_here(self, job: Job[Any]) -> Any:  # noqa: ANN401 (whatever the loader returns)
+    def run_here(self, call: LoaderCall[Any]) -> Any:  # noqa: ANN401 (whatever the loader returns)
         """Run a loader in this thread, which runs the engine and has given its turn back."""
         self._has_run_loader = True
         self._runs_loader = True
+        self.awaited.leave()
         try:
-            with self.awaited.paused(), outside(), signals_let_through():
-                return self._thread_context.run(job.call)
+            with outside(), signals_let_through():
+                return self._thread_context.run(call.run)
         except Exception:
             raise
         except BaseException as exc:  # it ends the call of the thread, not the load
             self.interruption = exc
             raise _dropped(exc) from exc
         finally:
+            self.awaited.enter()
             self._runs_loader = False
 
     def leave_from(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -363,14 +377,14 @@ class LoaderThreads:
 
     async def call(self, work: Callable[[], object], load: "Load[Any, Any]") -> object:
         """Run the loader in a thread that waits for it, or in the pool; return its result."""
-        job = Job(work, load)
         here = DRIVING.call if THIS_THREAD.has_turn else None
         if here is not None and here.waits_for(load):
             load.waits_in_thread()
             try:
-                return here.run_here(job)
+                return here.run_here(LoaderCall(work, load))
             finally:
                 load.is_in_thread = False
+        job = Job(work, load)
         caller = _caller(load)
         if caller is not None:
             caller.ask(job, self._submit)
