@@ -198,6 +198,23 @@ class TestE20Errors:
         with pytest.raises(LoadFailed, match="no answer within"):
             one.result()
 
+    def test_each_hanging_loader_has_its_time_out(
+        self, cache: SyncCache, upstream: PlainUpstream
+    ) -> None:
+        """One timer looks for all threads, also for loaders that begin after its look."""
+        prices = declare(cache, upstream, load_timeout="50ms")
+        loading: list[Calling] = []
+        with held(upstream):
+            for sku in ("a", "b", "c"):
+                loading.append(Calling(prices, sku))
+                assert upstream.asked.acquire(timeout=20)
+                with pytest.raises(LoadFailed, match=r"no answer within 0.05 s \(load_timeout\)"):
+                    Calling(prices, sku).result()
+            assert not any(call.is_over for call in loading)
+        for call in loading:
+            with pytest.raises(LoadFailed, match="no answer within"):
+                call.result()
+
     @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
     def test_a_caller_that_is_interrupted_takes_nobody_along(
         self, cache: SyncCache, prices: SyncPrices, upstream: PlainUpstream
