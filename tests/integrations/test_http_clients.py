@@ -24,6 +24,8 @@ from stillfresh.freshness import Verdict
 from stillfresh.http.sharing import Reason
 from stillfresh.integrations.http_cache import responses
 from stillfresh.integrations.http_cache.keys import clean_url
+from stillfresh.integrations.http_cache.model import Controls, HttpRequest
+from stillfresh.integrations.http_cache.rules import HttpSettings, plan_request
 from stillfresh.integrations.httpx import AsyncCacheTransport, CacheTransport
 from stillfresh.integrations.requests import CacheAdapter, info_of
 from tests.kit.http_clients import NAMES, Client
@@ -483,6 +485,26 @@ class TestD1Controls:
         assert client.get("/a", {"Cache-Control": "only-if-cached, max-stale"}).body == b"one"
         assert site.count("/a") == 1
 
+    @pytest.mark.parametrize(
+        ("method", "headers"),
+        [
+            ("GET", {"If-Match": '"1"'}),
+            ("GET", {"Cache-Control": "only-if-cached, no-store"}),
+            ("POST", {}),
+        ],
+    )
+    def test_only_if_cached_counts_for_requests_that_pass_the_cache(
+        self, site: Site, make: Make, method: str, headers: dict[str, str]
+    ) -> None:
+        client = make()
+        answer = client.send(method, "/a", {"Cache-Control": "only-if-cached"} | headers)
+        assert (answer.status, answer.is_hit) == (504, False)
+        assert client.send(method, "/a", headers, only_if_cached=True).status == 504
+        assert client.get(f"/{'a' * 9_000}", only_if_cached=True).status == 504
+        client.run(client.cache.close())
+        assert client.get("/a", only_if_cached=True).status == 504
+        assert not site.requests
+
     def test_force_cache_takes_any_stored_response(self, site: Site, make: Make) -> None:
         """And asks the site if there is none, or if it was invalidated."""
         site.answer("/a", b"one", cache_control="max-age=5, must-revalidate")
@@ -809,6 +831,15 @@ class TestD1Invalidation:
         assert not client.get("/café").is_hit
 
 
+def answer_with_name(site: Site, path: str, cache_control: str) -> None:
+    """The site answers with the credentials that it was asked with."""
+    site.answers[path] = lambda request: SiteAnswer(
+        request.headers.get("authorization", "nobody").encode(),
+        200,
+        {"Cache-Control": cache_control, "ETag": '"1"'},
+    )
+
+
 class TestD1Senders:
     def test_a_private_response_is_for_its_sender_only(self, site: Site, make: Make) -> None:
         """By Authorization, Cookie or an API key; also with `private`."""
@@ -866,6 +897,55 @@ class TestD1Senders:
         assert client.get("/public").is_hit
         assert client.get("/public", {"Authorization": "Bearer b"}).is_hit
 
+    @pytest.mark.parametrize("says", ["max-age=0, must-revalidate", "s-maxage=0"])
+    @pytest.mark.parametrize("options", [{}, {"fresh_for": 600, "stale_for": 60, "error_for": 60}])
+    def test_what_each_sender_must_validate_is_never_shown_to_another(
+        self, site: Site, make: Make, says: str, options: dict[str, Any]
+    ) -> None:
+        """These directives let a shared cache store it, so that the site decides each time."""
+        answer_with_name(site, "/me", says)
+        client = make(shared=True, **options)
+        for name in ("Bearer a", "Bearer b"):
+            assert client.get("/me", {"Authorization": name}).body == name.encode()
+        assert (
+            client.get("/me", {"Authorization": "Bearer c"}, force_cache=True).body == b"Bearer c"
+        )
+        assert client.get("/me", force_cache=True).body == b"nobody"
+        assert client.get("/me", {"Authorization": "Bearer d"}, stale_for=60).body == b"Bearer d"
+        offline = {"Authorization": "Bearer e", "Cache-Control": "only-if-cached, max-stale"}
+        assert client.get("/me", offline).status == 504
+        break_site(site, "/me", "closed")
+        with pytest.raises(client.errors):
+            client.get("/me", {"Authorization": "Bearer f"})
+        with pytest.raises(client.errors):
+            client.get("/me")
+
+    @pytest.mark.parametrize("says", ["max-age=0, must-revalidate", "s-maxage=0"])
+    def test_callers_at_once_never_get_what_another_sender_must_validate(
+        self, site: Site, make: Make, says: str
+    ) -> None:
+        answer_with_name(site, "/me", says)
+        client = make(shared=True)
+        names = ["Bearer a", "Bearer b", "Bearer c"]
+        senders = [{"Authorization": name} for name in names]
+        answers = client.each("/me", [*senders, {}])
+        assert [answer.body.decode() for answer in answers] == [*names, "nobody"]
+
+    def test_senders_share_a_response_while_it_is_fresh_by_its_own_fields(
+        self, site: Site, make: Make
+    ) -> None:
+        """RFC 9111 §3.5: `s-maxage` and `must-revalidate` say so."""
+        answer_with_name(site, "/all", "max-age=60, must-revalidate")
+        client = make(shared=True, fresh_for=600)
+        client.get("/all", {"Authorization": "Bearer a"})
+        assert client.get("/all", {"Authorization": "Bearer b"}).is_hit
+        assert client.get("/all").is_hit
+        client.clock.advance(61)
+        assert client.get("/all").body == b"nobody"
+        client.clock.advance(61)
+        assert client.get("/all").is_hit  # nobody's own, for as long as the cache says
+        assert client.get("/all", {"Authorization": "Bearer b"}).body == b"Bearer b"
+
     def test_a_shared_cache_never_reads_what_a_private_one_stored(
         self, site: Site, make: Make, tmp_path: Path
     ) -> None:
@@ -899,6 +979,14 @@ class TestD1Senders:
             client.get(path.replace("S3CRET", "OTHER"), {"Cache-Control": "only-if-cached"}).status
             == 504
         )
+
+    def test_no_secret_is_in_the_text_of_a_request(self) -> None:
+        """Error reports show the variables of each function."""
+        fields = ((b"authorization", b"S3CRET"),)
+        url = "https://user:S3CRET@site/?key=S3CRET"
+        request = HttpRequest("POST", url, fields, b"S3CRET", certificate="S3CRET")
+        lookup = plan_request(request, Controls(by_body=True), HttpSettings())
+        assert "S3CRET" not in repr(request) + repr(lookup)
 
     def test_named_credentials_come_besides_the_usual_ones(self, site: Site, make: Make) -> None:
         site.answers["/me"] = lambda request: SiteAnswer(

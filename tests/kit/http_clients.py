@@ -1,7 +1,7 @@
 """The five clients that can have a cache, with one face for tests: it sends, and waits."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from types import ModuleType
@@ -85,12 +85,16 @@ class Client:
 
     def many(self, path: str, count: int) -> list[Got]:
         """Send them all at once, from tasks or threads."""
+        return self.each(path, [{}] * count)
+
+    def each(self, path: str, senders: Sequence[Mapping[str, str]]) -> list[Got]:
+        """Send one request with each of these header fields, all at once."""
         if self._runner is None:
-            with ThreadPoolExecutor(count) as pool:
-                return list(pool.map(self.get, [path] * count))
+            with ThreadPoolExecutor(len(senders)) as pool:
+                return list(pool.map(self.get, [path] * len(senders), senders))
 
         async def gathered() -> list[Any]:
-            requests_sent = (self._request("GET", path, None, None, {}) for _ in range(count))
+            requests_sent = (self._request("GET", path, sender, None, {}) for sender in senders)
             responses = await asyncio.gather(*requests_sent, return_exceptions=True)
             for response in responses:  # all of them have ended: no connection is left open
                 if isinstance(response, BaseException):

@@ -205,7 +205,7 @@ class AsyncCacheTransport(AsyncTransportBase):
         responses = self._responses
         lookup = plan_request(http_request, controls, responses.settings)
         if isinstance(lookup, Forward):
-            return await self._forward(library, request, http_request, lookup)
+            return await self._forward(library, request, http_request, controls, lookup)
         hit = responses.hit(lookup, responses.resource.get_nowait)
         if hit is not None:
             return _new_response(library, request, hit)
@@ -227,7 +227,7 @@ class AsyncCacheTransport(AsyncTransportBase):
             case PassedResponse(AsyncLive() as passed):
                 return _with_info(passed.passed(), reply.status, reply.info)
             case Forward():
-                return await self._forward(library, request, http_request, reply)
+                return await self._forward(library, request, http_request, controls, reply)
         raise AssertionError(reply)
 
     def _is_by_body(self, request: Any) -> bool:  # noqa: ANN401 (of either library)
@@ -242,8 +242,12 @@ class AsyncCacheTransport(AsyncTransportBase):
         library: ModuleType,
         request: Any,  # noqa: ANN401 (of either library)
         http_request: HttpRequest,
+        controls: Controls,
         why: Forward,
     ) -> Any:  # noqa: ANN401 (of either library)
+        refusal = self._responses.refusal(http_request, controls)
+        if refusal is not None:
+            return _new_response(library, request, refusal)
         response = await self._inner(library).handle_async_request(request)
         fields = fields_of(response)
         if request.method not in SAFE:
@@ -325,7 +329,7 @@ class CacheTransport(TransportBase):
         responses = self._responses
         lookup = plan_request(http_request, controls, responses.settings)
         if isinstance(lookup, Forward):
-            return self._forward(library, request, http_request, lookup)
+            return self._forward(library, request, http_request, controls, lookup)
         hit = responses.hit(lookup, self._resource.get_nowait)
         if hit is not None:
             return _new_response(library, request, hit)
@@ -351,7 +355,7 @@ class CacheTransport(TransportBase):
             case PassedResponse(SyncLive() as passed):
                 return _with_info(passed.passed(), reply.status, reply.info)
             case Forward():
-                return self._forward(library, request, http_request, reply)
+                return self._forward(library, request, http_request, controls, reply)
         raise AssertionError(reply)
 
     def _is_by_body(self, request: Any) -> bool:  # noqa: ANN401 (of either library)
@@ -366,8 +370,12 @@ class CacheTransport(TransportBase):
         library: ModuleType,
         request: Any,  # noqa: ANN401 (of either library)
         http_request: HttpRequest,
+        controls: Controls,
         why: Forward,
     ) -> Any:  # noqa: ANN401 (of either library)
+        refusal = self._responses.refusal(http_request, controls)
+        if refusal is not None:
+            return _new_response(library, request, refusal)
         response = self._inner(library).handle_request(request)
         fields = fields_of(response)
         if request.method not in SAFE:

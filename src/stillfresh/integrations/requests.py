@@ -167,7 +167,7 @@ class CacheAdapter(BaseAdapter):
         settings = {"timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
         lookup = plan_request(http_request, controls, responses.settings)
         if isinstance(lookup, Forward):
-            return self._forward(request, http_request, lookup, stream=stream, **settings)
+            return self._forward(request, http_request, controls, lookup, stream=stream, **settings)
         hit = responses.hit(lookup, self._resource.get_nowait)
         if hit is not None:
             return self._new_response(request, hit)
@@ -189,7 +189,9 @@ class CacheAdapter(BaseAdapter):
             case PassedResponse(RawLive() as passed):
                 return _with_info(passed.passed(), reply.status, reply.info)
             case Forward():
-                return self._forward(request, http_request, reply, stream=stream, **settings)
+                return self._forward(
+                    request, http_request, controls, reply, stream=stream, **settings
+                )
         raise AssertionError(reply)
 
     def _ask(self, request: PreparedRequest, settings: dict[str, Any], more: Raw) -> RawLive:
@@ -204,9 +206,13 @@ class CacheAdapter(BaseAdapter):
         self,
         request: PreparedRequest,
         http_request: HttpRequest,
+        controls: Controls,
         why: Forward,
         **settings: Any,  # noqa: ANN401 (of requests)
     ) -> Response:
+        refusal = self._responses.refusal(http_request, controls)
+        if refusal is not None:
+            return self._new_response(request, refusal)
         response = self._adapter.send(request, **settings)
         fields = fields_of(response)
         if request.method not in SAFE:

@@ -35,6 +35,10 @@ class HttpRequest(Struct, frozen=True):
     trust: str = ""
     """How the site's certificate is checked, if not as usual."""
 
+    def __repr__(self) -> str:
+        """Without what may be secret: error reports show the variables of a function."""
+        return f"HttpRequest({self.method!r})"
+
 
 class Controls(Struct, frozen=True):
     """What one request asks of the cache, beyond its `Cache-Control`."""
@@ -127,6 +131,10 @@ class ResponseHead(Struct, frozen=True, array_like=True):
     vary: tuple[str, ...] = ()
     variant: str = ""
     """A digest of the request's values of these fields."""
+    stated_for: float = 0.0
+    """How long it is fresh by its own fields, whatever the cache's `fresh_for` says."""
+    has_sender: bool = False
+    """True if it was asked for with credentials."""
 
 
 class StoredResponse:

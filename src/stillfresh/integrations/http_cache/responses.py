@@ -16,6 +16,7 @@ from stillfresh.engine import (
     HITS,
     Answer,
     Cache,
+    Origin,
     OwnLoad,
     Private,
     Read,
@@ -46,6 +47,7 @@ from stillfresh.integrations.http_cache.keys import (
     variant_of,
 )
 from stillfresh.integrations.http_cache.model import (
+    Controls,
     Forward,
     FoundResponse,
     HttpRequest,
@@ -66,9 +68,11 @@ from stillfresh.integrations.http_cache.rules import (
     changed_urls,
     is_for_sender,
     is_good,
+    is_open_now,
     may_serve_on_error,
     part_for,
     plain_fields,
+    request_wish,
     status_text,
     unstored_response,
     why_asked,
@@ -302,7 +306,7 @@ class ResponseCache:
             return not isinstance(cause, UpstreamFailed) or cause.response is None
         if isinstance(outcome, Private) or outcome.error is None:
             return False
-        return not may_serve_on_error(outcome, lookup, self.cache.clock())
+        return not may_serve_on_error(outcome, lookup, self.settings, self.cache.clock())
 
     def _judge(
         self, lookup: Lookup, outcome: Read[StoredResponse], site_load: SiteLoad, before: str
@@ -319,9 +323,12 @@ class ResponseCache:
         if not is_for_sender(outcome.value, lookup, self.settings):
             return Forward(Reason.AUTHORIZATION, before)
         if outcome.error is not None:
-            if not may_serve_on_error(outcome, lookup, self.cache.clock()):
+            if not may_serve_on_error(outcome, lookup, self.settings, self.cache.clock()):
                 return self._failed(outcome.error, site_load, before)
             return self._found_response(lookup, outcome, before, why="refresh-failed")
+        is_own = outcome.origin is Origin.LOADED
+        if not is_own and not is_open_now(outcome, lookup, self.settings, self.cache.clock()):
+            return Forward(Reason.AUTHORIZATION, before)
         return self._found_response(lookup, outcome, before, cookies=site_load.cookies)
 
     def _is_served(self, lookup: Lookup, answer: StoredAnswer) -> bool:
@@ -406,6 +413,11 @@ class ResponseCache:
             return Forward(Reason.FAILED, before)
         # Each caller gets an exception of its own, so that tracebacks do not pile up.
         raise error if site_load.error is cause else _copy_of(error)
+
+    def refusal(self, request: HttpRequest, controls: Controls) -> FoundResponse | None:
+        """The answer in place of sending the request; None if the site may be asked."""
+        is_refused = request_wish(request.headers, controls).only_if_cached
+        return self._gateway_timeout() if is_refused else None
 
     def _gateway_timeout(self) -> FoundResponse:
         """§5.2.1.7: the answer to `only-if-cached` if nothing may be served."""

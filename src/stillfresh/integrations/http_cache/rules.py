@@ -135,7 +135,7 @@ def plan_request(
         return Forward(Reason.BODY)
     if not is_by_body and _has_body(headers):
         return Forward(Reason.BODY)
-    wish = _wish(headers, request_controls)
+    wish = request_wish(headers, request_controls)
     if wish.no_store:
         return Forward(Reason.NO_STORE, "request")
     if not names.isdisjoint(OTHER_CONDITIONS):
@@ -174,7 +174,8 @@ def _has_body(headers: Raw) -> bool:
     return is_sized or bool(values(headers, b"transfer-encoding"))
 
 
-def _wish(headers: Raw, request_controls: Controls) -> Wish:
+def request_wish(headers: Raw, request_controls: Controls) -> Wish:
+    """What a request asks for, by its own fields and by its controls."""
     wish = wish_of(headers)
     if request_controls is NO_CONTROLS:
         return wish
@@ -195,6 +196,10 @@ class Storable:
     terms: Policy
     vary: tuple[str, ...]
     variant: str
+    stated_for: float
+    """How long it is fresh by its own fields."""
+    has_sender: bool
+    """The request had credentials."""
 
 
 def judge_response(
@@ -223,7 +228,11 @@ def judge_response(
     if variant is None:
         return Reason.VARY
     terms = _terms(lookup.controls, status, headers, fetched_at, settings)
-    return Reason.NO_FRESHNESS if terms is None else Storable(terms, vary, variant)
+    if terms is None:
+        return Reason.NO_FRESHNESS
+    own_terms = stated(headers, fetched_at, is_shared=is_shared)
+    stated_for = 0.0 if own_terms is None else own_terms.fresh_for
+    return Storable(terms, vary, variant, stated_for, bool(lookup.carried))
 
 
 def _why_personal(headers: Raw, carried: frozenset[bytes]) -> Reason | None:
@@ -239,6 +248,24 @@ def is_for_sender(response: StoredResponse, lookup: Lookup, settings: HttpSettin
     """True if a stored response may be given to a request with these credentials."""
     is_open = not settings.is_shared or not lookup.carried
     return is_open or _why_personal(response.head.headers, lookup.carried) is None
+
+
+def is_open_now(
+    answer: Answer[StoredResponse], lookup: Lookup, settings: HttpSettings, now: float
+) -> bool:
+    """§3.5, §4: may it be given to this request without asking the site with its credentials?
+
+    `must-revalidate` and `s-maxage` let a shared cache store what was asked for with credentials,
+    for as long as it is fresh by its own fields: after that the site decides for each sender.
+    The times of the cache, `force_cache` and a load of another sender do not change that.
+    """
+    head = answer.value.head
+    if not settings.is_shared or not (lookup.carried or head.has_sender):
+        return True
+    if "public" in controls(head.headers):
+        return True
+    is_fresh = answer.verdict is Verdict.FRESH
+    return is_fresh and now - answer.fetched_at < head.stated_for
 
 
 def _terms(
@@ -298,6 +325,8 @@ def new_response(
         terms.error_for,
         storable.vary,
         storable.variant,
+        storable.stated_for,
+        storable.has_sender,
     )
     return StoredResponse(head, body)
 
@@ -355,6 +384,8 @@ def is_good(
     answer: Answer[StoredResponse], lookup: Lookup, settings: HttpSettings, now: float
 ) -> bool:
     """May the stored response be served, without waiting for the site?"""
+    if not is_open_now(answer, lookup, settings, now):
+        return False
     if lookup.controls.force_cache:
         return answer.mark is not Mark.HARD
     wish = lookup.wish
@@ -377,9 +408,13 @@ def forbids_stale(head: ResponseHead, settings: HttpSettings) -> bool:
     return not known.isdisjoint(names)
 
 
-def may_serve_on_error(answer: Answer[StoredResponse] | None, lookup: Lookup, now: float) -> bool:
+def may_serve_on_error(
+    answer: Answer[StoredResponse] | None, lookup: Lookup, settings: HttpSettings, now: float
+) -> bool:
     """True if it may be served although the site could not be asked, or answered with an error."""
     if answer is None or not answer.found or answer.mark is Mark.HARD or lookup.wish.no_cache:
+        return False
+    if not is_open_now(answer, lookup, settings, now):
         return False
     head = answer.value.head
     served_for = head.fresh_for + max(head.stale_for, head.error_for)

@@ -192,7 +192,7 @@ class SiteLoad:
         return is_private_cache or is_plain
 
     def _may_serve_old(self) -> bool:
-        return may_serve_on_error(self.stored, self._lookup, self._clock())
+        return may_serve_on_error(self.stored, self._lookup, self._settings, self._clock())
 
     def _failed(self, error: Exception) -> UpstreamFailed:
         """Only where an old response is served, the next requests wait for a cooldown."""
