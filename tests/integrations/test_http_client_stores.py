@@ -1,6 +1,7 @@
 """D1: the cache of a client on every kind of store, and from code that runs an event loop."""
 
 import asyncio
+import gc
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import httpx2
 import pytest
 import requests
 
+from stillfresh import Cache
 from stillfresh.engine import Origin
 from stillfresh.integrations.httpx import AsyncCacheTransport, CacheTransport
 from stillfresh.integrations.requests import CacheAdapter, info_of
@@ -105,6 +107,26 @@ class TestD1Loops:
             return [answer.extensions["stillfresh"].origin for answer in answers]
 
         assert use() == [Origin.LOADED, Origin.MEMORY, Origin.LOADED]
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_a_transport_outlives_event_loops_that_were_not_cleaned_up(
+        self, site: Site, tmp_path: Path
+    ) -> None:
+        """Their connections stay open, and belong to a loop that is closed."""
+        site.answer("/a", b"one", cache_control="max-age=600")
+        transport = AsyncCacheTransport(Cache(f"sqlite:///{tmp_path}/http.db"))
+
+        async def get(number: int) -> str:
+            client = httpx.AsyncClient(transport=transport)
+            return (await client.get(f"{site.url}/a?{number}")).text
+
+        async def close() -> None:
+            await transport.aclose()
+            await transport.cache.close()
+
+        assert [asyncio.run(get(number)) for number in range(3)] == ["one"] * 3
+        asyncio.run(close())
+        gc.collect()
 
     def test_one_transport_serves_clients_of_both_libraries(self, site: Site) -> None:
         """Each gets responses of its own library."""

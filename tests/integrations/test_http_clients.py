@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -1109,6 +1110,17 @@ class TestD1BadInput:
             client.get("/a")
         site.answer("/a", b"12345", cache_control="max-age=60")
         assert client.get("/a").body == b"12345"
+
+    def test_a_response_whose_length_is_no_number_is_not_stored(
+        self, site: Site, make: Make
+    ) -> None:
+        """Some clients refuse it, and some read to the end of the connection."""
+        site.answer("/a", b"12345", cache_control="max-age=60", length=-5)
+        client = make()
+        for _ in range(2):
+            with suppress(*client.errors):
+                assert client.get("/a").info.reason is Reason.HEADERS
+        assert site.count("/a") == 2
 
     @pytest.mark.parametrize(
         "headers",

@@ -105,7 +105,8 @@ def unfit(status: int, headers: Raw) -> Reason | None:
         return Reason.HEADERS
     if not all(NAME.fullmatch(name) and not BAD.search(value) for name, value in headers):
         return Reason.HEADERS
-    if len(set(values(headers, b"content-length"))) > 1:
+    lengths = set(values(headers, b"content-length"))
+    if len(lengths) > 1 or not all(length.isdigit() for length in lengths):
         return Reason.HEADERS
     if tag_names(headers) is None:
         return Reason.TAGS

@@ -9,6 +9,7 @@ async with httpx.AsyncClient(transport=AsyncCacheTransport("sqlite:///http.db"))
 The same transport serves both libraries. Needs `stillfresh[httpx]`.
 """
 
+from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import partial
@@ -191,7 +192,8 @@ class AsyncCacheTransport(AsyncTransportBase):
         """The cache, for statistics, the dashboard and `bypassed()`."""
         self._responses = ResponseCache(self.cache, in_thread=False, **options)
         self._transport: Any = transport
-        self._transports: dict[ModuleType, Any] = {}
+        # A connection works in the event loop that opened it only.
+        self._transports: dict[AbstractEventLoop, dict[ModuleType, Any]] = {}
         self._lock = Lock()
 
     async def handle_async_request(self, request: Any) -> Any:  # noqa: ANN401 (of either library)
@@ -259,13 +261,21 @@ class AsyncCacheTransport(AsyncTransportBase):
         return _forwarded_response(response, fields, why)
 
     def _inner(self, library: ModuleType) -> Any:  # noqa: ANN401 (of either library)
-        """The given transport, or one of the request's own library."""
+        """The given transport, or one of the request's own library and of this event loop."""
         if self._transport is not None:
             return self._transport
         with self._lock:
-            if library not in self._transports:
-                self._transports[library] = library.AsyncHTTPTransport()
-            return self._transports[library]
+            loop = get_running_loop()
+            if loop not in self._transports:
+                self._forget_closed_loops()
+            of_loop = self._transports.setdefault(loop, {})
+            if library not in of_loop:
+                of_loop[library] = library.AsyncHTTPTransport()
+            return of_loop[library]
+
+    def _forget_closed_loops(self) -> None:
+        for loop in [loop for loop in self._transports if loop.is_closed()]:
+            del self._transports[loop]
 
     async def invalidate(self, *urls: str, soft: bool = False) -> None:
         """Invalidate all responses of these addresses. `soft`: serve them while they refresh."""
@@ -284,10 +294,13 @@ class AsyncCacheTransport(AsyncTransportBase):
         return await self.cache.stats()
 
     async def aclose(self) -> None:
-        """Close the transport, and the cache if it was made here."""
+        """Close the transport, as far as this event loop uses it; and the cache if made here."""
         if self._is_own:
             await self.cache.close()
-        for transport in (self._transport, *self._transports.values()):
+        with self._lock:
+            self._forget_closed_loops()
+            of_loop = self._transports.pop(get_running_loop(), {})
+        for transport in (self._transport, *of_loop.values()):
             if transport is not None:
                 await transport.aclose()
 
