@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -1102,6 +1103,17 @@ class TestD1BadInput:
         client = make()
         with pytest.raises(client.errors):
             client.many("/a", 4)
+
+    def test_an_error_has_the_request_of_its_own_caller(self, site: Site) -> None:
+        """Not that of the caller whose request was sent, with the credentials of that."""
+        site.answer("/a", is_closed=True)
+        names = [f"Bearer {number}" for number in range(4)]
+        client = Client("requests", "memory://", site.url, shared=True)
+        with ThreadPoolExecutor(len(names)) as pool:
+            calls = [pool.submit(client.get, "/a", {"Authorization": name}) for name in names]
+        errors = [call.exception() for call in calls]
+        client.close()
+        assert [getattr(error, "request").headers["Authorization"] for error in errors] == names  # noqa: B009
 
     def test_a_response_with_a_wrong_length_is_not_stored(self, site: Site, make: Make) -> None:
         site.answer("/a", b"12345", cache_control="max-age=60", length=10)

@@ -179,6 +179,9 @@ class CacheAdapter(BaseAdapter):
             )
         except NotOpen:
             reply = Forward(Reason.STORE)
+        except exceptions.RequestException as exc:
+            exc.request = request  # it may be a copy of another caller's, whose credentials it has
+            raise
         finally:
             live = site_load.leave()
             if live is not None:
