@@ -4,9 +4,10 @@ import asyncio
 import socket
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
-from stillfresh.pages import PageCache
+from stillfresh.pages import IsrMiddleware, PageCache, Route
 from stillfresh.pages.model import Receive, Scope, Send
 from stillfresh.pages.page_cache import UNSHARED_FOR
 from stillfresh.pages.upstream import Upstream
@@ -32,6 +33,35 @@ def dead_port() -> Iterator[int]:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]
+
+
+class TestI13SendersAtOnce:
+    @pytest.mark.parametrize(
+        "says", [b"max-age=0, must-revalidate", b"s-maxage=0", b"no-cache, must-revalidate"]
+    )
+    async def test_visitors_at_once_never_get_what_the_site_decides_for_each_sender(
+        self, pages: PageCache, says: bytes
+    ) -> None:
+        """These directives allow to store it, and ask the site for each visitor."""
+
+        async def site(scope: Scope, _: Receive, send: Send) -> None:
+            fields = dict(scope["headers"])
+            name = fields.get(b"authorization", fields.get(b"cookie", b"nobody"))
+            await turns(20)
+            headers = [(b"cache-control", says), (b"etag", b'"1"')]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": name})
+
+        senders = [{"Authorization": "a"}, {"Authorization": "b"}, {}, {"Cookie": "c"}]
+        app = IsrMiddleware(site, pages, routes={"/*": Route(query=None)})
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://site") as client:
+            for order in (senders, senders[::-1]):
+                path = f"/me-{len(order[0])}"
+                crowd = [client.get(path, headers=sender) for sender in order]
+                texts = [answer.text for answer in await asyncio.gather(*crowd)]
+                names = [next(iter(sender.values()), "nobody") for sender in order]
+                assert texts == names
 
 
 class TestI13SlowPrivatePages:

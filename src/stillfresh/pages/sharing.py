@@ -139,6 +139,15 @@ def is_for(answer: Head, carried: frozenset[bytes]) -> Reason | None:
     return None
 
 
+def is_for_each_sender(head: Head, carried: frozenset[bytes], fresh_for: float) -> bool:
+    """True if the site decides for each sender: one never gets the response to another.
+
+    `must-revalidate` and `s-maxage` allow a shared response only while it is fresh (§3.5, §4), and
+    this one never is. Visitors that ask at once would share it all the same.
+    """
+    return bool(carried) and fresh_for <= 0 and not says(head, "public")
+
+
 def judged_for(
     request: Raw,
     credentials: frozenset[bytes],
@@ -167,6 +176,8 @@ def judged_for(
     head = Head(headers=answer, is_targeted=judgement.is_targeted)
     if (reason := is_for(head, carried)) is not None:
         return reason
+    if is_for_each_sender(head, carried, judgement.terms.fresh_for):
+        return Reason.AUTHORIZATION
     judgement = _by_origin(judgement, request, answer)
     chosen = selected(judgement.vary, request, carried)
     if chosen is None or chosen != selected(judgement.vary, end_to_end(request), carried):

@@ -510,6 +510,10 @@ class Visits:
             ):
                 return self._passed_on(rendered, page)
             case Answer() as answer if answer.found:
+                if visit.is_as_asked and not read.is_own:
+                    reason = _why_not_shared(visit, answer.value.head)
+                    if reason is not None:
+                        return reason
                 before = read.before
                 if visit.is_part and before == "request":
                     before = "partial"
@@ -595,3 +599,11 @@ class Visits:
         """The times by the route's duration."""
         revalidate = visit.route.revalidate
         return None if revalidate is None else self._pages.terms(revalidate)
+
+
+def _why_not_shared(visit: Visit, head: Head) -> Reason | None:
+    """Why this visitor must not get the response to another's request; None if it may."""
+    reason = is_for(head, visit.carried)
+    if reason is None and sharing.is_for_each_sender(head, visit.carried, head.fresh_for):
+        return Reason.AUTHORIZATION
+    return reason
