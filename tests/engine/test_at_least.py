@@ -170,7 +170,7 @@ async def test_memory_does_not_answer_a_token_of_two_caches(
     own = (await mine.put("a", Price("a", 1))).token
     token = merge_tokens(own, (await others.put("a", Price("a", 2))).token)
     assert version(await mine.get("a", at_least=token)) == 2
-    assert store.count("read") == 1
+    assert store.calls.count("read") == 1
 
 
 async def test_all_reads_inside_a_block_have_its_token(
@@ -271,6 +271,21 @@ async def test_calls_outside_of_a_block_find_their_entry_by_their_arguments(
     assert not bound
 
 
+def declare_parts(cache: Cache, stock: dict[str, int]) -> tuple[Any, Any]:
+    """A value that is made of another one. One tag invalidates both."""
+
+    @cache.cached("part", fresh_for="1h", stale_for="1h", memory_for="10m", tags=["stock"])
+    async def part(sku: str) -> int:
+        await asyncio.sleep(0)
+        return stock[sku]
+
+    @cache.cached("whole", fresh_for="1h", stale_for="1h", memory_for="10m", tags=["stock"])
+    async def whole(sku: str) -> str:
+        return f"{await part(sku)} left"
+
+    return part, whole
+
+
 async def test_what_a_loader_reads_for_a_reader_with_a_token_is_no_older_either(
     here: Cache, there: Cache
 ) -> None:
@@ -295,6 +310,61 @@ async def test_what_a_loader_reads_for_a_reader_with_a_token_is_no_older_either(
     token = merge_tokens(await part.of("a").invalidate(), await page.of("a").invalidate())
     answer: Answer[str] = await their_page.of("a").get(at_least=token)
     assert answer.value == "2 left"
+
+
+async def test_what_another_reader_had_loaded_after_the_change_is_no_older_than_the_token(
+    here: Cache, there: Cache
+) -> None:
+    """A value that others had made is not made of a part that memory kept too long (E37, E29)."""
+    stock = {"a": 1}
+    part, _ = declare_parts(here, stock)
+    their_part, their_whole = declare_parts(there, stock)
+    await part("a")
+    await their_part("a")
+    stock["a"] = 2
+    token = (await here.invalidate_tag("stock")).token
+    assert await their_part("a") == 1
+    assert await their_whole("a") == "2 left"
+    answer: Answer[str] = await their_whole.of("a").get(at_least=token)
+    assert answer.value == "2 left"
+
+
+async def test_a_value_is_not_made_of_a_part_that_was_invalidated_softly(here: Cache) -> None:
+    """The part is still old while both are refreshed, and the value would stay old (E37)."""
+    stock = {"a": 1}
+    _, whole = declare_parts(here, stock)
+    assert await whole("a") == "1 left"
+    stock["a"] = 2
+    token = (await here.invalidate_tag("stock", soft=True)).token
+    assert await whole("a") == "1 left"
+    await turns()
+    answer: Answer[str] = await whole.of("a").get(at_least=token)
+    assert answer.value == "2 left"
+    assert await whole("a") == "2 left"
+
+
+async def test_a_task_that_a_loader_left_behind_reads_from_memory(
+    store: SteppedStore, here: Cache, mine: Prices
+) -> None:
+    """It is no part of the value (E37)."""
+    tasks: list[asyncio.Task[Answer[Price]]] = []
+    may_read = asyncio.Event()
+
+    async def read_later() -> Answer[Price]:
+        await may_read.wait()
+        return await mine.get("a")
+
+    @here.cached("starter", fresh_for="1h")
+    async def starter(key: str) -> str:
+        tasks.append(asyncio.create_task(read_later()))
+        return key
+
+    await mine.get("a")
+    await starter("b")
+    reads = store.calls.count("read")
+    may_read.set()
+    await tasks[0]
+    assert store.calls.count("read") == reads
 
 
 async def test_a_reader_with_a_token_does_not_take_the_value_of_a_load_that_ran_before(

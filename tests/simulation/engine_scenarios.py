@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from stillfresh import (
@@ -495,6 +496,73 @@ async def look(process: Process, resource: Observed, saved: list[Saved]) -> None
         if answer is not None and answer.found and answer.value.number < last.number:
             what = f"{last.key}: version {answer.value.number} instead of {last.number}"
             world.broken(Promise.OWN, what)
+
+
+async def of_own_menus(world: World) -> None:
+    """E37: a menu is made of a part, and one tag names both: it is never older than the change.
+
+    Anybody may have it loaded, on a process whose memory lags, or while the part is refreshed.
+    """
+    how = world.dice.choice([{}, {"pushes": True}, {"inline": True}])
+    saved: list[Saved] = []
+
+    async def app(process: Process) -> None:
+        cache = process.cache(**how)
+        declared = partial(
+            cache.batched,
+            fresh_for=60,
+            stale_for=60,
+            error_for=60,
+            memory_for=20,
+            lease_for=3,
+            load_timeout=7,
+            max_batch=1,
+            tags=shops,
+        )
+
+        @declared("part")
+        async def part(ids: list[str]) -> dict[str, Version | Exception]:
+            return await process.load("part", ids)
+
+        @declared("menu")
+        async def menu(ids: list[str]) -> dict[str, Version | Exception]:
+            answer = await part.get(ids[0])
+            results = await process.load("menu", ids)
+            result = results[ids[0]]
+            if isinstance(result, Version):
+                results[ids[0]] = Version(answer.value.number, result.load)
+            return results
+
+        async def change() -> None:
+            for _ in world.steps(15):
+                await asyncio.sleep(world.dice.choice([0, 0.05, 0.5, 3.0]))
+                key = world.dice.choice(KEYS)
+                (number,) = world.change("part", key).values()
+                with suppress(StoreError):
+                    soft = world.dice.random() < 0.5
+                    tagged = await cache.invalidate_tag(*shops(key), soft=soft)
+                    saved.append(Saved(key, tagged.token, number))
+
+        async def visit() -> None:
+            for _ in world.steps(30):
+                await asyncio.sleep(world.dice.choice([0, 0, 0.05, 0.5]))
+                with suppress(LoadFailed, NotOpen):
+                    await world.dice.choice([part, menu]).get(world.dice.choice(KEYS))
+                if not saved:
+                    continue
+                last = saved[-1]
+                with suppress(LoadFailed, NotOpen):
+                    answer = await menu.get(last.key, at_least=last.token)
+                    if answer.found and answer.value.number < last.number:
+                        what = f"{last.key}: version {answer.value.number}, not {last.number}"
+                        world.broken(Promise.OWN, what)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(change())
+            for _ in range(2):
+                group.create_task(visit())
+
+    world.launch(app, 3)
 
 
 async def of_write_throughs(world: World) -> None:

@@ -475,6 +475,12 @@ def a_token_takes_the_value_of_a_load_that_ran_before(patch: pytest.MonkeyPatch)
     patch.setattr(Work, "join", join_as_anybody)
 
 
+@mutant(Promise.OWN, "of_own_menus")
+def a_value_is_made_of_a_part_in_memory(patch: pytest.MonkeyPatch) -> None:
+    """E37: what a loader reads may lag, or is being refreshed; then the value is stored."""
+    patch.setattr(Load, "is_loading", False)
+
+
 @mutant(Promise.OWN, "of_own_pages")
 def a_token_is_not_looked_at_by_pages(patch: pytest.MonkeyPatch) -> None:
     """E37: a page in memory is served, although it may lag."""

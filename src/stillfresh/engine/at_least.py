@@ -16,12 +16,15 @@ in a token:
 A read with a token differs from other reads in four ways. Memory answers it only if all changes are
 its own. A copy that was invalidated is no answer, not even if loading fails or while it is
 refreshed: it may be the one from before the change. A load that runs already may have begun
-before the change, so the reader waits for the next one, which finds what the first one stored. And
-what a loader reads on behalf of such a reader is read in the same way.
+before the change, so the reader waits for the next one, which finds what the first one stored.
+
+What a loader reads is read in the same way, whoever the load is for. Otherwise a value could be
+made of a copy that memory has kept too long, or that is being refreshed, and be stored after the
+change that concerns both: fresh for everybody, and older than the change.
 
 `reading` opens a block in which all reads of the task, or of the thread, have a token. While such a
 block is open, the public objects look at the context of each read before they answer from memory;
-without one, they do not.
+without one, they do not. Nor do they while a loader runs, except those whose memory may lag.
 """
 
 import asyncio
@@ -277,10 +280,10 @@ def reading(cache: "Lifecycle", token: str) -> Iterator[None]:
 
 
 def demanded() -> AtLeast | None:
-    """What reads of this code must be at least: of a block, or of a load for such a reader."""
+    """What reads of this code must be at least: of a block, or of a loader that runs."""
     at_least = _READING.get()
     if at_least is None:
         load = CURRENT.get()
-        if load is not None and load.is_at_least:
+        if load is not None and load.is_loading:
             return ANYTHING
     return at_least

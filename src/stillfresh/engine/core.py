@@ -90,6 +90,11 @@ class Core(Generic[K, V]):
         self.begin_anew()
         memory.on_clear = self._show_memory
 
+    @property
+    def memory_may_lag(self) -> bool:
+        """True if memory answers without the store, which other processes may have changed."""
+        return self.spec.memory_for > 0 and not self.memory.is_private
+
     # Opening and closing.
 
     def begin_anew(self, runtime: Runtime | None = None) -> None:

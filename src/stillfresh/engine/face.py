@@ -2,7 +2,7 @@
 
 A face answers hits from memory without its core: one lookup, one clock reading, one addition. While
 a block of `bypassed()` or `recording()` is open, it finds no entry, so each read goes to the core.
-So do reads inside a block of `at_least()`.
+So do reads inside a block of `at_least()`, and a loader's reads of what memory may keep too long.
 """
 
 from collections.abc import Hashable
@@ -21,7 +21,7 @@ N = TypeVar("N", bound=Hashable)
 
 
 class EntriesOutsideBlocks(Generic[N, K, V]):
-    """The entries of memory by some name, but none for code that stands in `at_least()`."""
+    """The entries of memory by some name, but none for code in `at_least()` or in a loader."""
 
     def __init__(self, entries: "dict[N, Entry[K, V]]") -> None:
         self._entries = entries
@@ -51,14 +51,23 @@ class Face(Generic[K, V]):
     def stand_back(self) -> None:
         """Leave every read to the core while a block is open that only the core knows.
 
-        Blocks of `at_least()` concern only the reads inside them: the others go on using memory.
+        Blocks of `at_least()` concern only the reads inside them, and loaders only what they read:
+        the others go on using memory.
         """
         owner = self.core.owner
         self.entries = {} if owner.blocks else self.core.memory.entries
         self.entry_by_key: dict[K, Entry[K, V]] | EntriesOutsideBlocks[K, K, V] = self.entries
         """What reads take entries from."""
-        if owner.watched_blocks:
+        if self.is_watched:
             self.entry_by_key = EntriesOutsideBlocks(self.entries)
+
+    @property
+    def is_watched(self) -> bool:
+        """True if each read must look at its context before memory answers it."""
+        owner = self.core.owner
+        if owner.watched_blocks:
+            return True
+        return owner.running_loaders > 0 and self.core.memory_may_lag
 
     def __repr__(self) -> str:
         name = getattr(self, "__qualname__", None)

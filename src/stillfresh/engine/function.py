@@ -61,7 +61,7 @@ class CachedFunction(Face[Call[P], V], Generic[P, V]):
         owner = self.core.owner
         entries = {} if owner.blocks else self._noted
         self._by_arguments: ByArguments[P, V] = entries
-        if owner.watched_blocks:
+        if self.is_watched:
             self._by_arguments = EntriesOutsideBlocks(entries)
 
     def _note(self, args: Arguments, entry: Entry[Call[P], V]) -> None:

@@ -85,7 +85,8 @@ class Lifecycle:
         self.blocks = 0
         """Open blocks of `bypassed()` and `recording()`, in any task."""
         self.watched_blocks = 0
-        """Open blocks of `at_least()`, and loads for their readers, in any task."""
+        """Open blocks of `at_least()`, in any task."""
+        self.running_loaders = 0
         self._blocks_lock = threading.Lock()  # threads open blocks, too
         self.passing_on: list[Callable[[BaseException], bool]] = []
         """Each says of an exception of a loader whether callers get it as it is."""
@@ -127,6 +128,18 @@ class Lifecycle:
                 for face in core.faces:
                     face.stand_back()
 
+    def count_loaders(self, begun: int) -> None:
+        """So many loaders have begun, or ended if it is negative: what they read may not lag."""
+        with self._blocks_lock:
+            was_running = self.running_loaders > 0
+            self.running_loaders += begun
+            if was_running == (self.running_loaders > 0):
+                return
+            for core in tuple(self.cores.values()):
+                if core.memory_may_lag:
+                    for face in core.faces:
+                        face.stand_back()
+
     @contextmanager
     def watching_reads(self) -> Iterator[None]:
         """While a block is open, each read looks at its context before memory answers it."""
@@ -138,9 +151,7 @@ class Lifecycle:
 
     def leaves_memory(self) -> bool:
         """True if memory may not answer reads of this code without the core."""
-        if self.blocks:
-            return True
-        return self.watched_blocks > 0 and demanded() is not None
+        return self.blocks > 0 or demanded() is not None
 
     def changed(self) -> str:
         """This cache has changed something: return the token, and note it for its caller."""

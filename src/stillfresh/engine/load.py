@@ -95,12 +95,9 @@ class Load(Struct, Generic[K, V], eq=False):
             work.load = self
 
     @property
-    def is_at_least(self) -> bool:
-        """True if it loads for a caller that has seen a change: its loader reads like that, too."""
-        for work in self.works:  # noqa: SIM110 (`any` with a generator takes ten times as long)
-            if work.at_least:
-                return True
-        return False
+    def is_loading(self) -> bool:
+        """True while its loader may run. A task that the loader has started may be here later."""
+        return self.state is LOADING and not self.is_over
 
     def awaited_loads(self) -> "list[Load[Any, Any] | None]":
         """The loads that must end before this one can."""
@@ -432,18 +429,18 @@ class Load(Struct, Generic[K, V], eq=False):
         """The result of each key. If the cache closes meanwhile, release the leases."""
         loader = self.loads.loader
         self.called_at = loader.runtime.clock()
+        owner = self.loads.core.owner
+        owner.count_loaders(1)
         try:
-            if self.is_at_least:
-                with self.loads.core.owner.watching_reads():
-                    results = await loader.results(self, self.leases)
-            else:
-                results = await loader.results(self, self.leases)
+            results = await loader.results(self, self.leases)
         except (asyncio.CancelledError, Exception):
             leases = self.leases
             self.leases = {}
             if not self.is_over:
                 await self.loads.loader.release(list(leases.values()), {})
             raise
+        finally:
+            owner.count_loaders(-1)
         self._record(results)
         return results
 

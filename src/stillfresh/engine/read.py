@@ -155,7 +155,7 @@ class Reads(Generic[K, V]):
         the store has of a single key, if it was asked just now.
         """
         waiter = waiter or Waiter()
-        if self._owner.watched_blocks:
+        if self._owner.watched_blocks or waiter.outer is not None:
             waiter.at_least = joined(waiter.at_least, demanded())
         if self._core.is_bypassed():
             return await read_past(self._core, keys, waiter)
@@ -414,7 +414,7 @@ class Reads(Generic[K, V]):
         runtime = await self._core.ready()
         outcomes: dict[K, Outcome[V]] = {}
         unread = set() if unread is None else unread
-        at_least = self._owner.watched_blocks > 0 and demanded() is not None
+        at_least = demanded() is not None
         async for batch in sliced(keys):
             self._core.check_open(runtime)  # since the last slice
             now = runtime.clock()
@@ -450,7 +450,7 @@ class Reads(Generic[K, V]):
         id_ = self._names.text(key)
         unread: set[K] = set()
         now = runtime.clock()
-        at_least = self._owner.watched_blocks > 0 and demanded() is not None
+        at_least = demanded() is not None
         records = await self._core.store_reads.records(
             runtime, {key: id_}, unread, at_least=at_least
         )
