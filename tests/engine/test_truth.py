@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -443,6 +444,19 @@ class TestE38Story:
             assert story.lease_until is None
             assert "price: a read was wrong: 'a': served FRESH from memory" in caplog.text
             assert "invalidated 10 s before" in caplog.text
+
+    async def test_a_change_after_the_wrong_read_is_said_to_be_after_it(self) -> None:
+        """It came before the loader was asked, so it does not excuse the read (E38)."""
+        world = World()
+        async with world.cache:
+            await world.prices("a")
+            world.source.values["a"] = "new"
+            await world.prices("a")
+            (story,) = (await world.later()).wrong_reads
+            after = replace(story, change="put", changed_at=story.served_at + 1)
+            assert "put 1 s after" in str(after)
+            before = replace(story, change="put", changed_at=story.served_at - 1)
+            assert "put 1 s before" in str(before)
 
     async def test_only_the_last_stories_are_kept(self) -> None:
         """The count goes on."""

@@ -1,5 +1,6 @@
 """`stillfresh replay`: one simulated history as a page that one can step through."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -37,6 +38,9 @@ def replay(*, scenario: str, seed: int, out: Path) -> None:
     reads. One can step through it, play it and zoom in, with the keyboard too. It is one file that
     loads nothing. The same seed gives the same page.
     """
+    if ":" in scenario:
+        # The path of an installed program has the program's folder, and not the current one.
+        sys.path.insert(0, str(Path.cwd()))
     try:
         play = play_of(scenario)
     except ConfigError as exc:

@@ -72,7 +72,8 @@ class WrongRead:
         """One line for a log."""
         change = "no known change of the key"
         if self.change is not None and self.changed_at is not None:
-            change = f"{self.change} {self.served_at - self.changed_at:.3g} s before"
+            before = self.served_at - self.changed_at
+            change = f"{self.change} {abs(before):.3g} s {'before' if before >= 0 else 'after'}"
         lease = "" if self.lease_until is None else ", a lease on it"
         return (
             f"{self.key}: served {self.verdict} from {self.origin} at an age of {self.age:.3g} s "

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,19 @@ def test_the_command_writes_a_page(tmp_path: Path) -> None:
     wrong = call("replay", "--scenario", "nothing")
     assert wrong.exit_code == 2
     assert "there are invalidation" in wrong.output
+
+
+def test_the_command_finds_a_scenario_in_the_current_folder(tmp_path: Path) -> None:
+    """As `python -m` does: the installed program has only its own folder on the path."""
+    (tmp_path / "my_tests").mkdir()
+    (tmp_path / "my_tests" / "scenarios.py").write_text(
+        "from stillfresh.lab.replay.scenarios import visitors as of_orders\n"
+    )
+    program = Path(sys.executable).with_name("stillfresh")
+    command = [str(program), "replay", "--scenario", "my_tests.scenarios:of_orders"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "replay.html").exists()
 
 
 @pytest.mark.parametrize("name", ["invalidation", "invalidation-without-the-law"])

@@ -481,7 +481,8 @@ function truthRow({ kind, truth }) {
 
 /** "price 'a': served fresh from memory, 10 s old (fresh for 1 h); invalidated 12 s before." */
 function storyItem(story) {
-  const change = story.change ? `${story.change} ${duration(Math.max(0, story.served_at - story.changed_at))} before` : "no known change";
+  const before = story.served_at - story.changed_at;
+  const change = story.change ? `${story.change} ${duration(Math.abs(before))} ${before < 0 ? "after" : "before"}` : "no known change";
   const lease = story.lease_until === null ? "" : "; there was a lease on it";
   const text = `${story.kind} ${visible(story.key)}: served ${story.verdict.toLowerCase()} from ${story.origin}, `
     + `${duration(story.age)} old (fresh for ${duration(story.fresh_for)}); ${change}${lease}.`;
