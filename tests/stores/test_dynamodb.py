@@ -617,6 +617,28 @@ class TestI6Tags:
         }
         assert rows[0]["tags"] == {"SS": ["shop"]}
 
+    async def test_what_was_made_of_an_entry_that_was_still_to_come_is_reached_too(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E8, E37: values with one tag are made of each other, and entries are not done at once."""
+        await bench.publish(await bench.lease(None, "shop"))
+        invalidate = DynamoSteps.invalidate
+        invalidated: list[str] = []
+
+        async def invalidate_while_a_value_is_made(steps: DynamoSteps, pk: str, mark: Mark) -> bool:
+            invalidated.append(pk)
+            if len(invalidated) == 1:
+                await bench.publish(await bench.lease(None, "shop", id_="/whole"))
+            return await invalidate(steps, pk, mark)
+
+        monkeypatch.setattr(DynamoSteps, "invalidate", invalidate_while_a_value_is_made)
+        reached = await bench.store.invalidate_tag("shop")
+        assert reached == [(PAGE, "/pricing"), (PAGE, "/whole")]
+        assert len(invalidated) == 2
+        copy = (await bench.store.read(PAGE, ["/whole"]))["/whole"].copy
+        assert copy is not None
+        assert copy.mark is Mark.HARD
+
     async def test_a_tag_may_be_any_text(self, bench: Bench) -> None:
         """Empty ones and odd ones are found, and leave nothing behind."""
         tags = ["", "\0", "\0\0", "ü", "x" * 3_000]

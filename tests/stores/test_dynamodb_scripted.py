@@ -824,7 +824,8 @@ class TestI4Steps:
         its = Steps(begun, {}, {"Items": [row]}, {"Items": []}, {}, {}, {})
         assert await its.run.invalidate_tag("eu", Mark.HARD) == []
         assert its.script.operations[-1] == "delete_item"
-        its = Steps(begun, {}, {"Items": [row]}, {"Items": [meta()]}, {})
+        once_more: tuple[Any, ...] = (begun, {}, {"Items": [row]})
+        its = Steps(begun, {}, {"Items": [row]}, {"Items": [meta()]}, {}, *once_more)
         assert await its.run.invalidate_tag("eu", Mark.HARD) == [("post", "a")]
 
     async def test_renewing_tells_a_lost_lease_and_ending_stores_a_failure(self) -> None:

@@ -385,6 +385,27 @@ class TestS5Tags:
         assert record.copy.mark is Mark.HARD
         assert await store.invalidate_tag("eu") == [(KIND, "id-7")]
 
+    async def test_what_was_made_of_an_entry_whose_bucket_was_still_to_come_is_reached_too(
+        self, store: RedisStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E8, E37: values with one tag are made of each other, and buckets are not done at once."""
+        await published(store, clock, "part", "eu")
+        link = store._opened()
+        run = link.run
+
+        async def run_while_a_value_is_made(*args: Any, **options: Any) -> list[Any]:
+            monkeypatch.undo()
+            replies = await run(*args, **options)
+            await published(store, clock, "whole", "eu")
+            return replies
+
+        monkeypatch.setattr(link, "run", run_while_a_value_is_made)
+        reached = await store.invalidate_tag("eu")
+        assert sorted(reached) == [(KIND, "part"), (KIND, "whole")]
+        record = (await store.read(KIND, ["whole"]))["whole"]
+        assert record.copy is not None
+        assert record.copy.mark is Mark.HARD
+
     async def test_a_tag_and_its_loads_race(self, store: RedisStore, clock: ManualClock) -> None:
         """E8: whoever was leased before the invalidation began publishes nothing after it."""
         for number in range(30):

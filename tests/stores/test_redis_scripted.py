@@ -762,10 +762,12 @@ class TestS5Steps:
         """On from where each ended; an id is told once, and other keys are not."""
         end: Any = (1, 7, b"0", [], [])
         first = [(1, 7, b"7", [b"post:a", b"no key"], [])] + [end] * (len(BUCKETS) - 1)
-        link = Replies(first, [(1, 7, b"0", [b"post:a", b"page:b"], [])])
+        once_more = [end] * len(BUCKETS)
+        link = Replies(first, [(1, 7, b"0", [b"post:a", b"page:b"], [])], once_more)
         reached = await a_store(link).invalidate_tag("eu")
         assert reached == [("post", "a"), ("page", "b")]
-        (every, options), (rest, _) = link.asked
+        (every, options), (rest, _), (again, _) = link.asked
+        assert again == every
         assert (len(every), len(rest)) == (len(BUCKETS), 1)
         assert (every[0][-2:], rest[0][-2:]) == ((Mark.HARD, b"0"), (Mark.HARD, b"7"))
         assert options == {"urgent": True, "lasting": True}
@@ -778,9 +780,10 @@ class TestS5Steps:
         end: Any = (1, 7, b"0", [], [])
         later = (1, 7, b"5", [b"post:a"], [b"post:b"])
         again: Any = (1, 7, b"0", [b"post:a", b"post:b"], [])
-        link = Replies([later] + [end] * (len(BUCKETS) - 1), [again])
+        once_more = [end] * len(BUCKETS)
+        link = Replies([later] + [end] * (len(BUCKETS) - 1), [again], once_more)
         assert await a_store(link).invalidate_tag("eu") == [("post", "a"), ("post", "b")]
-        (every, _), (rest, _) = link.asked
+        (every, _), (rest, _), _ = link.asked
         assert rest == every[:1]
         link = Replies(*[[later] * len(BUCKETS)] * 2)
         with pytest.raises(StoreError, match="other processes keep changing these entries"):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -72,6 +72,8 @@ LONGEST_TOKEN: Final = 255
 """Characters: a token is compared as a whole, because each request draws its own."""
 CLAIM_LASTS: Final = 3600.0
 NO_CLAIM: Final = Claim()
+TagRows: TypeAlias = Mapping[tuple[str, str], Item]
+"""The rows of a tag, by kind and id of their entries."""
 
 
 class PageOfOthers(StoreError):
@@ -465,6 +467,19 @@ class DynamoSteps:
     async def invalidate_tag(self, tag: str, mark: Mark) -> list[tuple[str, str]]:
         """Invalidate the tag's entries; also delete tag rows of entries that no longer exist.
 
+        While the entries are marked one by one, a value may be made of an entry that is still to
+        come, and be stored. So entries that were leased meanwhile are invalidated as well.
+        """
+        names, rows = await self._invalidate_tagged(tag, mark, {})
+        if names:
+            names |= (await self._invalidate_tagged(tag, mark, rows))[0]
+        return sorted(names)
+
+    async def _invalidate_tagged(
+        self, tag: str, mark: Mark, done: TagRows
+    ) -> tuple[set[tuple[str, str]], TagRows]:
+        """Invalidate the tag's entries, but those that are as they were; return their names.
+
         The epoch begins first: a publication that writes its tag rows after this reads them sees
         the epoch, and is superseded.
         """
@@ -480,8 +495,9 @@ class DynamoSteps:
                 await self.table.drop_tag(row["pk"]["S"], row["sk"]["S"], token)
             return exists
 
-        results = await each(rows, invalidate_entry)
-        return sorted(name for name, exists in results.items() if exists)
+        changed = [name for name, row in rows.items() if row != done.get(name)]
+        results = await each(changed, invalidate_entry)
+        return {name for name, exists in results.items() if exists}, rows
 
     async def delete(self, pk: str) -> None:
         """Delete both rows, if they are as they were read; a trace stays in the place of LOCK."""

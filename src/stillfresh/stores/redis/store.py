@@ -537,9 +537,20 @@ class RedisStore(
 
         Every id that was leased with the tag before is in the answer, except that after a lost
         reply ids that had nothing but a lease are voided and missing in it.
+
+        Buckets are invalidated one after another. While that goes on, a value may be made of an
+        entry whose bucket is still to come, and be stored in a bucket that is done. So if there was
+        such an entry, all buckets are invalidated once more.
         """
-        link = self._opened()
         mark = int(Mark.SOFT if soft else Mark.HARD)
+        reached = await self._invalidate_tag_once(tag, mark)
+        if reached:
+            reached |= await self._invalidate_tag_once(tag, mark)
+        return list(reached)
+
+    async def _invalidate_tag_once(self, tag: str, mark: int) -> dict[tuple[str, str], None]:
+        """Invalidate the tag in one bucket after another; return what was reached."""
+        link = self._opened()
         reached: dict[tuple[str, str], None] = {}
         walks = [(base, key, b"0") for base, key in self._place.tagged(tag)]
         waiting = list[tuple[bytes, bytes, bytes]]()
@@ -570,7 +581,7 @@ class RedisStore(
                 until = time.monotonic() + self._timeout
                 walks = waiting[: scripts.TAGS_AT_ONCE]
                 waiting = waiting[scripts.TAGS_AT_ONCE :]
-        return list(reached)
+        return reached
 
     async def evict(self, before: float) -> int:
         """Drop ids if the store has a clock of its own; by the server's clock, the server does."""

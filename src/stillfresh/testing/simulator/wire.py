@@ -393,21 +393,29 @@ class StoreWire(WrappedStore):
         return is_done
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
+        """Go round twice, as `RedisStore` does, whose entries are not reached at once."""
         with self._calling("invalidation by tag") as call:
+            reached = await self._invalidate_tag_once(call, tag, soft=soft)
+            if reached:
+                reached |= await self._invalidate_tag_once(call, tag, soft=soft)
+            return list(reached)
 
-            def effect(sent: Sent | None, buckets: Sequence[str]) -> dict[tuple[str, str], bool]:
-                return self._void_tag(call, tag, sent, buckets, soft=soft)
+    async def _invalidate_tag_once(
+        self, call: ChangeCall, tag: str, *, soft: bool
+    ) -> dict[tuple[str, str], bool]:
+        def effect(sent: Sent | None, buckets: Sequence[str]) -> dict[tuple[str, str], bool]:
+            return self._void_tag(call, tag, sent, buckets, soft=soft)
 
-            all_buckets = self._all_buckets()
-            request = StoreRequest("invalidate_tag", tag, all_buckets, _nothing, fenced=effect)
-            done = await self._exchange(request)
-            changed: dict[str, list[str]] = {}
-            for (kind, id_), is_done in done.items():
-                if not is_done:
-                    changed.setdefault(kind, []).append(id_)
-            for kind, ids in changed.items():
-                await self._invalidate_ids(call, kind, ids, soft=soft)
-            return list(done)
+        all_buckets = self._all_buckets()
+        request = StoreRequest("invalidate_tag", tag, all_buckets, _nothing, fenced=effect)
+        done: dict[tuple[str, str], bool] = await self._exchange(request)
+        changed: dict[str, list[str]] = {}
+        for (kind, id_), is_done in done.items():
+            if not is_done:
+                changed.setdefault(kind, []).append(id_)
+        for kind, ids in changed.items():
+            await self._invalidate_ids(call, kind, ids, soft=soft)
+        return done
 
     def _all_buckets(self) -> list[str]:
         return [""]
