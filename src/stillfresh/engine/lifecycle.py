@@ -87,6 +87,8 @@ class Lifecycle:
         self.watched_blocks = 0
         """Open blocks of `at_least()`, in any task."""
         self.running_loaders = 0
+        self._lagging: list[Core[Any, Any]] = []
+        """The resources with `memory_for`: a loader's reads of them ask the store."""
         self._blocks_lock = threading.Lock()  # threads open blocks, too
         self.passing_on: list[Callable[[BaseException], bool]] = []
         """Each says of an exception of a loader whether callers get it as it is."""
@@ -128,17 +130,23 @@ class Lifecycle:
                 for face in core.faces:
                     face.stand_back()
 
+    def note_lagging(self) -> None:
+        """Resources were declared or replaced."""
+        self._lagging = [core for core in self.cores.values() if core.spec.memory_for > 0]
+
     def count_loaders(self, begun: int) -> None:
-        """So many loaders have begun, or ended if it is negative: what they read may not lag."""
+        """So many loaders have begun, or ended if it is negative: what they read may not lag.
+
+        Called on the loop, or by the thread that has its turn: by one at a time.
+        """
+        was_running = self.running_loaders > 0
+        self.running_loaders += begun
+        if not self._lagging or was_running == (self.running_loaders > 0):
+            return
         with self._blocks_lock:
-            was_running = self.running_loaders > 0
-            self.running_loaders += begun
-            if was_running == (self.running_loaders > 0):
-                return
-            for core in tuple(self.cores.values()):
-                if core.memory_may_lag:
-                    for face in core.faces:
-                        face.stand_back()
+            for core in self._lagging:
+                for face in core.faces:
+                    face.stand_back()
 
     @contextmanager
     def watching_reads(self) -> Iterator[None]:
