@@ -271,6 +271,51 @@ class TestE5TheOtherProcess:
         await bench.settle()
         assert [seen(await early), seen(await late)] == [(6, FRESH), (6, FRESH)]
 
+    @pytest.mark.parametrize("is_over", [False, True], ids=["put under way", "put again"])
+    async def test_a_copy_that_a_put_of_this_process_stores_meanwhile_is_never_loaded_over(
+        self, *, is_over: bool
+    ) -> None:
+        """E2, E35: the load finds it before the put's caller does, and may not replace it."""
+        bench = Bench(ASKING)
+        async with bench.cache:
+            reader = await bench.stop()
+            bench.store.hold("put:done")
+            putting = asyncio.create_task(bench.prices.put("a", Price("a", 7)))
+            await bench.store.reached("put:done")
+            if is_over:
+                bench.store.let_go("put:done")
+                await putting
+                bench.store.hold("put:done")
+                putting = asyncio.create_task(bench.prices.put("a", Price("a", 8)))
+                await bench.store.reached("put:done")
+            bench.let_go()
+            await turns()
+            bench.store.let_go("put:done")
+            await putting
+            await bench.settle()
+            stored = 8 if is_over else 7
+            assert version(await reader) == stored
+            assert seen(await bench.prices.get("a")) == (stored, FRESH)
+            assert bench.calls == 0
+
+    async def test_a_reader_is_answered_although_puts_of_this_process_follow_one_another(
+        self,
+    ) -> None:
+        """E5: it gets a value that was stored after it had asked, without waiting for their end."""
+        bench = Bench(ASKING)
+        async with bench.cache:
+            reader = await bench.stop()
+            bench.store.hold("put:done")
+            putting = asyncio.create_task(bench.prices.put("a", Price("a", 7)))
+            await bench.store.reached("put:done")
+            bench.let_go()
+            assert seen(await reader) == (7, STALE)
+            assert not putting.done()
+            bench.store.let_go("put:done")
+            await putting
+            assert seen(await bench.prices.get("a")) == (7, FRESH)
+            assert bench.calls == 0
+
     async def test_a_key_that_is_loaded_here_does_not_wait_for_one_that_is_loaded_there(
         self,
     ) -> None:

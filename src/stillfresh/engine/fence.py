@@ -156,7 +156,13 @@ class Fence(Generic[K]):
             return False
         return self.clock.has_void((*tags, *self._tags_of(key)), began)
 
-    def is_void(self, key: K, began: int, tags: Iterable[str]) -> bool:
+    def is_put(self, key: K, began: int) -> bool:
+        """True if a value of the key was put after this number, and nothing was invalidated."""
+        return self._changes.is_marked(key, began) and not self.is_void(
+            key, began, self._tags_of(key)
+        )
+
+    def is_void(self, key: K, began: int, tags: Iterable[str | None]) -> bool:
         """True if a value with these tags may not be put any more."""
         if self._voids.last <= began and not self.clock.has_voids(began):  # as mostly
             return False

@@ -396,6 +396,10 @@ class Load(Struct, Generic[K, V], eq=False):
             key, record.copy
         )
         keeps_cooldown = not is_changed and not work.forced
+        if is_changed and isinstance(plan, Serve):
+            # The copy may be good although it says nothing of what is there now. A request for the
+            # lease that names it would be granted: the next one shall be told the copy again.
+            work.seen = seen
         match plan:
             case Serve(copy) if (
                 not is_changed
@@ -411,6 +415,17 @@ class Load(Struct, Generic[K, V], eq=False):
                 if plan.verdict is Verdict.FRESH:  # otherwise the next load tells the watches
                     until = rules.watched_until(copy, self.loads.spec.terms)
                     self.loads.core.watcher.landed(key, answer, until, now)
+            case Serve(copy) if (
+                self.loads.fence.is_put(key, work.began)
+                and work.is_new_enough(copy, seen)
+                and (answer := memory.overtaken_answer(key, copy)) is not None
+            ):
+                # Puts of this process came meanwhile. Callers that asked before may get a copy from
+                # before the last of them, or puts that follow one another would let them wait.
+                how = End.FOUND_STALE if plan.refresh else End.FOUND
+                ended = self.loads.end(work, how, is_changed=True)
+                _settle(key, ended.told, answer)
+                noted(self.span, Verdict.STALE)
             case Fail(failure):
                 self._tell_failure(work, End.COOLING, memory.failure_error(key, failure, now))
             case Serve() if keeps_cooldown and (pause := rules.cooling(record.failure, now)):
