@@ -33,10 +33,12 @@ FULL = "stillfresh; error=connection_limit_reached"
 
 
 def answers(asked: bytes) -> bytes | None:
-    """`/never` never answers, `/big` is long and one's own, `/kept` may be kept."""
+    """`/never` never answers, `/broken` not in HTTP; `/big` is long and one's own, `/kept` kept."""
     target = asked.split(b" ", 2)[1]
     if target.startswith(b"/never"):
         return None
+    if target.startswith(b"/broken"):
+        return b"broken\r\n\r\n"
     if target.startswith(b"/big"):
         return OWN % BIG + b"x" * BIG
     return KEPT if target.startswith(b"/kept") else OWN % 3 + b"own"
@@ -91,6 +93,21 @@ class TestI33FullPool:
         assert answer.headers["cache-status"] == "stillfresh; fwd=method; detail=site-full"
         assert answer.headers["retry-after"] == "1"
         assert proxy.get("/kept").status_code == 200
+
+    def test_visitors_that_leave_in_the_middle_of_a_download_are_no_warning(
+        self, stack: ExitStack, site: KeptSite
+    ) -> None:
+        """The exchange with the site ends because they left: nothing is wrong with the site."""
+        proxy = Proxy(stack, upstream=site.url)
+        readers = ExitStack()
+        for number in range(3):
+            client = connected(readers, proxy, request("GET", f"/big{number}"))
+            assert client.recv(1) == b"H"
+        readers.close()
+        assert site.until(lambda: len(site.asked) == 3 and site.open == 0)
+        assert proxy.get("/broken").status_code == 502
+        assert proxy.says("GET /broken")  # what comes later in the log comes later here
+        assert "/big" not in proxy.log()
 
     def test_slow_downloads_fill_a_small_pool_until_they_leave(
         self, stack: ExitStack, site: KeptSite

@@ -126,6 +126,7 @@ class AppAnswer:
         """Why it was given up, or went on to one visitor."""
         self._visitor: asyncio.Future[Receive] = asyncio.Future()
         """The visitor that takes it over, or began the load. If it leaves, the response ends."""
+        self._has_visitor_left = False
         self._place = LoadPlace()
         self._timer: asyncio.TimerHandle | None = None
         scope = {**asking.scope(asked or ()), LOAD: self._place}
@@ -283,6 +284,7 @@ class AppAnswer:
             receive = await asyncio.shield(self._visitor)
             while (await receive())["type"] != "http.disconnect":
                 pass
+            self._has_visitor_left = True
         return {"type": "http.disconnect"}
 
     async def pass_to(self, receive: Receive, send: Send, *, is_head: bool) -> None:
@@ -294,6 +296,9 @@ class AppAnswer:
                 return
             self._visitor.set_result(receive)
             await self.body.pour(send, self._head)
+        except ConnectionError:
+            if not self._has_visitor_left:  # otherwise that ended the response, and nobody reads it
+                raise
         finally:
             self.abandon()
 
