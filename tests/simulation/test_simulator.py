@@ -64,6 +64,19 @@ class TestT1Time:
         assert simulate(scenario, seed=1).seconds >= 10_000
         assert time.monotonic() - began < 60
 
+    def test_a_scenario_that_waits_for_a_killed_process_fails(self) -> None:
+        """T2: although another process goes on, and evicts from its store every hour."""
+
+        async def scenario(world: World) -> None:
+            survivor, victim = world.process(), world.process()
+            await survivor.start(survivor.cache().open())
+            waiting = victim.start(asyncio.sleep(10))
+            victim.kill()
+            await waiting
+
+        with pytest.raises(SimulationFailed, match="not ended after 30 days"):
+            simulate(scenario, seed=1, faults=Faults.none(), shrink=False)
+
     def test_ready_tasks_run_in_an_order_chosen_by_the_seed(self) -> None:
         """Tasks that are ready at once run in an order that the seed chooses; each order comes."""
 

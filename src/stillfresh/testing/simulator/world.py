@@ -42,6 +42,8 @@ EPOCH: Final = 1_700_000_000.0
 MAX_TASKS: Final = 1_000
 MAX_COPIES: Final = 10_000
 MAX_TRACE: Final = 5_000
+LONGEST_RUN: Final = 30 * 86_400.0
+"""Virtual seconds. Open caches evict now and then, so a run that waits for nothing would go on."""
 LOOK_EVERY: Final = 64
 """Steps between two of the more expensive checks."""
 MOVING: Final = (0.0, 0.2)
@@ -342,6 +344,15 @@ class World:
                 raise broken
         if self.loop.steps % LOOK_EVERY == 0:
             self._check_bounds()
+            self._check_end()
+
+    def _check_end(self) -> None:
+        if self.time() > LONGEST_RUN:
+            raise BrokenPromise(
+                Promise.ALIVE,
+                f"the scenario has not ended after {LONGEST_RUN / 86_400:g} days: does it wait for "
+                "something that cannot happen, such as the end of a task whose process was killed?",
+            )
 
     def unheard(self) -> BrokenPromise | None:
         """The first error that no code handled, after garbage was collected; or None."""
