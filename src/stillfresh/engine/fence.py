@@ -52,6 +52,9 @@ class Marks(Generic[K]):
         """Forget the marks of single keys: nothing is under way that began before them."""
         self._marks.clear()
 
+    def number(self, key: K) -> int:
+        return self._marks.get(key, self._every)
+
     def is_marked(self, key: K, began: int) -> bool:
         """True if the key was marked after this number."""
         return self.last > began and self._marks.get(key, self._every) > began
@@ -157,10 +160,9 @@ class Fence(Generic[K]):
         return self.clock.has_void((*tags, *self._tags_of(key)), began)
 
     def is_put(self, key: K, began: int) -> bool:
-        """True if a value of the key was put after this number, and nothing was invalidated."""
-        return self._changes.is_marked(key, began) and not self.is_void(
-            key, began, self._tags_of(key)
-        )
+        """True if the key was changed after this number, at last by a put."""
+        number = self._changes.number(key)
+        return number > began and not self.is_void(key, number - 1, self._tags_of(key))
 
     def is_void(self, key: K, began: int, tags: Iterable[str | None]) -> bool:
         """True if a value with these tags may not be put any more."""

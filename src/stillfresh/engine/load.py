@@ -396,9 +396,10 @@ class Load(Struct, Generic[K, V], eq=False):
             key, record.copy
         )
         keeps_cooldown = not is_changed and not work.forced
-        if is_changed and isinstance(plan, Serve):
-            # The copy may be good although it says nothing of what is there now. A request for the
-            # lease that names it would be granted: the next one shall be told the copy again.
+        is_put = is_changed and self.loads.fence.is_put(key, work.began)
+        if is_put:
+            # The copy may be the put's. A request for the lease that names it would be granted, and
+            # the loader's value stored over it: the next request shall be told the copy again.
             work.seen = seen
         match plan:
             case Serve(copy) if (
@@ -416,7 +417,7 @@ class Load(Struct, Generic[K, V], eq=False):
                     until = rules.watched_until(copy, self.loads.spec.terms)
                     self.loads.core.watcher.landed(key, answer, until, now)
             case Serve(copy) if (
-                self.loads.fence.is_put(key, work.began)
+                is_put
                 and work.is_new_enough(copy, seen)
                 and (answer := memory.overtaken_answer(key, copy)) is not None
             ):
