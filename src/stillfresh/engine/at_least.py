@@ -20,7 +20,9 @@ before the change, so the reader waits for the next one, which finds what the fi
 
 What a loader reads is read in the same way, whoever the load is for. Otherwise a value could be
 made of a copy that memory has kept too long, or that is being refreshed, and be stored after the
-change that concerns both: fresh for everybody, and older than the change.
+change that concerns both: fresh for everybody, and older than the change. There is one difference:
+if no reader with a token waits for the load, memory answers while the store cannot be asked, so
+that an outage costs no more loads than without.
 
 `reading` opens a block in which all reads of the task, or of the thread, have a token. While such a
 block is open, the public objects look at the context of each read before they answer from memory;
@@ -64,6 +66,8 @@ class AtLeast(Struct, frozen=True):
     makers: frozenset[str] = frozenset()
     positions: Mapping[str, int] = {}
     """By the name of an outbox consumer: the transaction that it must have delivered."""
+    is_of_loader: bool = False
+    """Only a loader asks, without a token: memory answers while the store cannot be asked."""
 
     def is_only_by(self, maker: str) -> bool:
         """True if this maker made all changes, so that its own memory has them."""
@@ -78,6 +82,8 @@ class AtLeast(Struct, frozen=True):
 
 ANYTHING: Final = AtLeast(frozenset([ANY]))
 """Some change by somebody: what a token means that cannot be read."""
+LOADERS: Final = AtLeast(frozenset([ANY]), is_of_loader=True)
+"""What a loader reads must be at least, if no reader with a token waits for it."""
 
 
 def at_least_of(token: str) -> AtLeast | None:
@@ -113,13 +119,17 @@ def joined(first: AtLeast | None, second: AtLeast | None) -> AtLeast | None:
     positions = {**first.positions}
     for name, at in second.positions.items():
         positions[name] = max(at, positions.get(name, 0))
-    return _bounded(first.makers | second.makers, positions)
+    is_of_loader = first.is_of_loader and second.is_of_loader
+    return _bounded(first.makers | second.makers, positions, is_of_loader=is_of_loader)
 
 
-def _bounded(makers: set[str] | frozenset[str], positions: Mapping[str, int]) -> AtLeast:
+def _bounded(
+    makers: set[str] | frozenset[str], positions: Mapping[str, int], *, is_of_loader: bool = False
+) -> AtLeast:
     if ANY in makers or len(makers) > MOST_MAKERS:
         makers = {ANY}
-    return AtLeast(frozenset(makers), dict([*positions.items()][:MOST_POSITIONS]))
+    first_positions = dict([*positions.items()][:MOST_POSITIONS])
+    return AtLeast(frozenset(makers), first_positions, is_of_loader)
 
 
 def merge_tokens(*tokens: str) -> str:
@@ -285,5 +295,5 @@ def demanded() -> AtLeast | None:
     if at_least is None:
         load = CURRENT.get()
         if load is not None and load.is_loading:
-            return ANYTHING
+            return ANYTHING if load.is_at_least else LOADERS
     return at_least

@@ -95,6 +95,11 @@ class Load(Struct, Generic[K, V], eq=False):
             work.load = self
 
     @property
+    def is_at_least(self) -> bool:
+        """True if it loads for a caller that has seen a change."""
+        return any(work.at_least for work in self.works)
+
+    @property
     def is_loading(self) -> bool:
         """True while its loader may run. A task that the loader has started may be here later."""
         return self.state is LOADING and not self.is_over

@@ -231,7 +231,7 @@ class Reads(Generic[K, V]):
             records = stored.records
         elif texts:
             records = await self._core.store_reads.records(
-                runtime, texts, waiter.notes.unread, at_least=waiter.at_least is not None
+                runtime, texts, waiter.notes.unread, waiter.at_least
             )
         if not records or from_memory is None:
             return texts, records
@@ -414,27 +414,30 @@ class Reads(Generic[K, V]):
         runtime = await self._core.ready()
         outcomes: dict[K, Outcome[V]] = {}
         unread = set() if unread is None else unread
-        at_least = demanded() is not None
+        at_least = demanded()
         async for batch in sliced(keys):
             self._core.check_open(runtime)  # since the last slice
             now = runtime.clock()
-            if at_least:
+            if at_least is not None:
                 texts = self._names.texts(batch)
             else:
                 texts = self._take_from_memory(batch, now, outcomes, max_age)
             records: dict[str, Record] = {}
             if texts:
-                records = await self._core.store_reads.records(
-                    runtime, texts, unread, at_least=at_least
-                )
+                records = await self._core.store_reads.records(runtime, texts, unread, at_least)
             for key, id_ in texts.items():
                 record = records.get(id_, NOTHING)
                 unverified = key in unread
-                if not at_least and self._memory.has_newer(key, record.copy):
+                if at_least is None and self._memory.has_newer(key, record.copy):
                     record = Record(self._memory.entries[key].copy, failure=record.failure)
                     unverified = True
                 _, outcome = self._plan(
-                    key, record, now, max_age, unverified=unverified, at_least=at_least
+                    key,
+                    record,
+                    now,
+                    max_age,
+                    unverified=unverified,
+                    at_least=at_least is not None,
                 )
                 if outcome is not None:
                     outcomes[key] = outcome
@@ -450,10 +453,7 @@ class Reads(Generic[K, V]):
         id_ = self._names.text(key)
         unread: set[K] = set()
         now = runtime.clock()
-        at_least = demanded() is not None
-        records = await self._core.store_reads.records(
-            runtime, {key: id_}, unread, at_least=at_least
-        )
+        records = await self._core.store_reads.records(runtime, {key: id_}, unread, demanded())
         record = records.get(id_, NOTHING)
         copy = record.copy
         if copy is None:
@@ -567,8 +567,7 @@ class StoreReads(Generic[K, V]):
         runtime: Runtime,
         texts: Mapping[K, str],
         unread: set[K] | None = None,
-        *,
-        at_least: bool = False,
+        at_least: AtLeast | None = None,
     ) -> dict[str, Record]:
         """The stored copies, without values that memory has.
 
@@ -582,7 +581,9 @@ class StoreReads(Generic[K, V]):
         try:
             if runtime.can.inline is not None:
                 return runtime.can.inline.read_now(self._spec.kind, list(texts.values()), known)
-            records = await self._ask_in_this_turn(runtime, texts, known, copies, at_least=at_least)
+            records = await self._ask_in_this_turn(
+                runtime, texts, known, copies, at_least=at_least is not None
+            )
             lost = {key: id_ for key, id_ in texts.items() if records.get(id_) is AWAY}
         except StoreError:
             self._core.check_open(runtime)
@@ -592,7 +593,7 @@ class StoreReads(Generic[K, V]):
             self._memory.counts.store_errors += 1
             if unread is not None:
                 unread.update(lost)
-            if at_least:
+            if at_least is not None and not at_least.is_of_loader:
                 copies.clear()
             else:  # memory may have got some meanwhile
                 copies |= {id_: entries[key].copy for key, id_ in lost.items() if key in entries}
