@@ -57,7 +57,7 @@ from stillfresh.pages.model import (
 from stillfresh.pages.page_cache import PageCache
 from stillfresh.pages.parts import covers, is_one, unfit_to_add
 from stillfresh.pages.render import AppRequest, Renderer, given_to, is_ones_own
-from stillfresh.pages.routes import MOST_KEY, Visit, key_of_variant
+from stillfresh.pages.routes import MOST_KEY, ONLY_COOKIES, Visit, key_of_variant
 from stillfresh.pages.sharing import Allowed, allows_authorized, is_for, is_good_for, is_of
 from stillfresh.pages.stored import found_page, notice, passed_on, told
 from stillfresh.stores.contract import Mark
@@ -602,8 +602,11 @@ class Visits:
 
 
 def _why_not_shared(visit: Visit, head: Head) -> Reason | None:
-    """Why this visitor must not get the response to another's request; None if it may."""
-    reason = is_for(head, visit.carried)
+    """Why this visitor must not get the response to another's request; None if it may.
+
+    A response that is shared at all was asked for without a cookie, or says that it is for all.
+    """
+    reason = is_for(head, visit.carried - ONLY_COOKIES)
     if reason is None and sharing.is_for_each_sender(head, visit.carried, head.fresh_for):
         return Reason.AUTHORIZATION
     return reason

@@ -131,7 +131,7 @@ def admit(connection: apsw.Connection, path: Path, file_format: Format) -> None:
     """Begin an empty file, take one of ours, refuse any other without touching it."""
     is_begun = file_format.is_begun(connection, path)
     is_read_only = connection.readonly("main")
-    if is_read_only and not is_begun:
+    if is_read_only and path.stat().st_size == 0:
         raise StoreError(f"{path}: is empty and read-only; make it writable, or delete it")
     if not is_read_only:
         if not is_begun:  # before there is a log, so that the header itself says whose file it is
