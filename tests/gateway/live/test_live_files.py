@@ -70,7 +70,8 @@ def documented(heading: str) -> dict[str, str]:
 
 class TestG3Documented:
     @pytest.mark.parametrize(
-        ("heading", "messages"), [("What a viewer says:", SAID), ("What the server says:", HEARD)]
+        ("heading", "messages"),
+        [("Messages from a viewer:", SAID), ("Messages from the server:", HEARD)],
     )
     def test_every_field_of_a_live_message_is_documented(
         self, heading: str, messages: dict[str, Any]
