@@ -175,10 +175,14 @@ class Visitor:
         """
         if self._watches_soon is None:
             loop = asyncio.get_running_loop()
-            self._watches_soon = loop.call_later(WATCHED_AFTER, self._begin_watching)
+            self._watches_soon = loop.call_later(WATCHED_AFTER, self.watch_now)
 
-    def _begin_watching(self) -> None:
-        self._watching = asyncio.ensure_future(self._left())
+    def watch_now(self) -> None:
+        """For a response that may be long: what a client that left does not read piles up."""
+        if self._watches_soon is not None:
+            self._watches_soon.cancel()
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._left())
 
     async def _left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -488,6 +492,7 @@ class Upstream:
                 if is_framed_twice:
                     connection.close()
             else:
+                visitor.watch_now()
                 spool = Spool(self.spool_room)
                 reading = asyncio.ensure_future(
                     self._read_into(spool, site_answer, visitor, place, is_last=is_framed_twice)
