@@ -86,7 +86,7 @@ class Bench:
         elif self.stage is LOADING:
             self.upstream.hold()
         elif self.stage in ELSEWHERE:
-            self._others_lease = await lease_of(self.store.inner, "a")
+            await self.begin_elsewhere()
         else:
             self.store.hold(STEPS[self.stage])
         caller = self.reader()
@@ -126,6 +126,10 @@ class Bench:
             if self.stage in ELSEWHERE:
                 self.sleeper.wake()
             await turns()
+
+    async def begin_elsewhere(self) -> None:
+        """Another process takes the lease, or takes it again."""
+        self._others_lease = await lease_of(self.store.inner, "a")
 
     async def publish_elsewhere(self, number: int) -> None:
         """The process that has the lease publishes."""
@@ -270,6 +274,22 @@ class TestE5TheOtherProcess:
         bench.let_go()
         await bench.settle()
         assert [seen(await early), seen(await late)] == [(6, FRESH), (6, FRESH)]
+
+    async def test_what_is_published_after_an_invalidation_here_answers_all_who_wait(self) -> None:
+        """E5, E6: the other process loaded after that, so nobody loads here."""
+        bench = Bench(FOLLOWING)
+        async with bench.cache:
+            early = await bench.stop()
+            await bench.prices.invalidate("a")
+            await bench.begin_elsewhere()
+            late = bench.reader()
+            await turns()
+            await bench.publish_elsewhere(5)
+            asked = bench.store.count("acquire")
+            await bench.settle()
+            answers = [await early, await late]
+            assert [seen(answer) for answer in answers] == [(5, FRESH), (5, FRESH)]
+            assert (bench.calls, bench.store.count("acquire")) == (0, asked)
 
     @pytest.mark.parametrize("is_over", [False, True], ids=["put under way", "put again"])
     async def test_a_copy_that_a_put_of_this_process_stores_meanwhile_is_never_loaded_over(

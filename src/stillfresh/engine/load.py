@@ -240,7 +240,7 @@ class Load(Struct, Generic[K, V], eq=False):
         self.loads.flush_soon()
 
     def begin(self) -> "Load[K, V]":
-        """Its keys begin now."""
+        """Its keys begin now. A load that follows another process begins anew at each look."""
         self._begin(self.works)
         return self
 
@@ -305,7 +305,7 @@ class Load(Struct, Generic[K, V], eq=False):
             counts.leases_denied += len(grants) - len(leases)
 
     def _follower_of(self, works: list[Work[K, V]]) -> "Load[K, V]":
-        """A load that follows another process, which loads these keys. They began before it."""
+        """A load that follows another process, which loads these keys."""
         follower = Load(self.loads, works)
         follower._step(LoadEvent.DENY)
         return follower
@@ -355,11 +355,10 @@ class Load(Struct, Generic[K, V], eq=False):
                 pause.cancel()
 
     async def _look_around(self) -> None:
-        """Look at all keys; those that must wait longer stay.
-
-        What the store says now is new enough for all callers that wait now.
-        """
+        """Look at all keys; those that must wait longer stay."""
         self._step(LoadEvent.LOOK)
+        # What the store says now is new enough for all callers that wait now, and for all changes
+        # that this process has made until now.
         self._begin(self.works)
         since = self.loads.loader.runtime.clock()
         # If this fails: ask for the lease again, and load without one if that fails too.

@@ -71,7 +71,8 @@ class Told(IntEnum):
     NOBODY = 0
     EARLY = 1
     """Those that asked before the load began: whose number is at most that of its beginning. The
-    fence advances then, so callers that join later have a greater one."""
+    fence advances then, so callers that join later have a greater one. A load that follows another
+    process begins anew each time it looks what that process has done."""
     IN_TIME = 2
     """Those that asked before its copy was sent to the store."""
     ALL = 3
@@ -86,7 +87,7 @@ class End(StrEnum):
     FOUND = "another process has published"
     FOUND_STALE = "another process has published, and it is stale by now"
     COOLING = "another process has failed"
-    GIVEN_UP = "another process has given up"
+    GIVEN_UP = "nothing was found that may be served"
 
 
 class Again(IntEnum):

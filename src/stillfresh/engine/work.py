@@ -51,7 +51,9 @@ class Work(Struct, Generic[K, V], eq=False):
     waiters: "dict[Waiter[K, V], int]" = {}
     """The callers, and when each of them asked, as a number of the fence."""
     last_asked: int = 0  # when the last of them asked
-    began: int = 0  # the fence's number; changes up to it are in the result
+    began: int = 0
+    """The fence's number when it began, or last asked the store what another process has done:
+    changes up to it are in the result, and callers up to it get the result."""
     seen: str | None = None  # the generation of the copy to replace
     failure: Failure | None = None
     wanted: bool = False
