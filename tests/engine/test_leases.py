@@ -2,10 +2,11 @@
 
 import asyncio
 import itertools
+from pathlib import Path
 
 import pytest
 
-from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, StoreError, Verdict
+from stillfresh import Answer, Cache, LoadFailed, Origin, Policy, Resource, StoreError, Verdict
 from stillfresh.stores.contract import Copy, Failure
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
@@ -314,6 +315,42 @@ class TestE5Lease:
         assert ours.peek("a") is not None
         upstream.let_go()
         await asyncio.gather(refreshing, reading)
+
+
+class TestE7FailedAlone:
+    async def test_a_key_that_fails_beside_others_cools_down_for_all_processes(
+        self, tmp_path: Path, clock: ManualClock, sleeper: Sleeper, naps: Sleeper
+    ) -> None:
+        """E4: its lease is released as well, so nobody waits for its end, and nobody asks again."""
+        url = f"sqlite:///{tmp_path}/cache.db"
+        calls: list[list[str]] = []
+
+        def declared_on(cache: Cache) -> Resource[str, int]:
+            @cache.batched("stock", fresh_for=30)
+            async def stock(skus: list[str]) -> dict[str, int | Exception]:
+                calls.append(skus)
+                return {sku: ValueError("bad row") if sku == "k3" else 7 for sku in skus}
+
+            return stock
+
+        async with (
+            Cache(url, clock=clock, sleep=sleeper, dice=lambda: 0.0) as here,
+            Cache(url, clock=clock, sleep=naps, dice=lambda: 0.0) as there,
+        ):
+            ours, theirs = declared_on(here), declared_on(there)
+            keys = [f"k{number}" for number in range(10)]
+            answers = await ours.get_many(keys)
+            assert [key for key in keys if answers[key].error is not None] == ["k3"]
+            for stock in (theirs, ours):
+                told = asyncio.create_task(outcome(stock("k3")))
+                while not told.done() and naps.sleeping + sleeper.sleeping == 0:
+                    await asyncio.sleep(0)
+                assert told.done(), "it waits for a lease that nobody needs any more"
+                assert "not tried again for 1.0 s" in str(told.result())
+            assert calls == [keys]
+            clock.advance(1)
+            await outcome(theirs("k3"))
+            assert calls == [keys, ["k3"]]
 
 
 class TestE7Missed:

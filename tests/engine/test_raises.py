@@ -244,6 +244,27 @@ class TestE30RaisesWithACopy:
         assert await outcome(prices.refresh("a")) is upstream.error
         assert await outcome(prices("a")) is upstream.error
 
+    async def test_a_copy_becomes_expired_also_if_other_keys_of_the_batch_have_values(
+        self, cache: Cache, clock: ManualClock
+    ) -> None:
+        """E4: and its lease is released, so that the next caller need not wait for its end."""
+        gone: set[str] = set()
+
+        @cache.batched("item", fresh_for=30, stale_for=60, error_for=3600, raises=NotFound)
+        async def items(keys: list[str]) -> dict[str, int | Exception]:
+            return {key: NotFound(key) if key in gone else 1 for key in keys}
+
+        await items.get_many(["a", "b"])
+        clock.advance(31)
+        gone.add("a")
+        await items.get_many(["a", "b"])
+        await idle(cache)
+        stored = await items.get_stored("a")
+        assert stored is not None
+        assert stored.verdict is Verdict.EXPIRED
+        gone.clear()
+        assert (await items.get("a")).verdict is Verdict.FRESH
+
     async def test_if_the_next_load_fails_the_expired_copy_is_served(
         self, prices: Prices, upstream: Upstream, clock: ManualClock
     ) -> None:

@@ -489,7 +489,7 @@ class Load(Struct, Generic[K, V], eq=False):
         since = self.loads.loader.runtime.clock()
         superseded = await self._send(copies, late)
         answered_for: Container[str] = copies if superseded is not None else ()
-        if superseded is None or len(copies) < len(leases):
+        if superseded is None or len(copies) < len(leases):  # some leases are left
             refused = [
                 work for work in self.works if isinstance(results[work.id].error, RaisedByLoader)
             ]
@@ -498,9 +498,9 @@ class Load(Struct, Generic[K, V], eq=False):
             failures = {
                 id_: result.failure for id_, result in results.items() if result.failure is not None
             }
-            without_copy = [lease for id_, lease in leases.items() if id_ not in answered_for]
+            leases_left = [lease for id_, lease in leases.items() if id_ not in answered_for]
             # Begins the cooldown of each failed key, for all processes.
-            await self.loads.loader.release(without_copy, failures)
+            await self.loads.loader.release(leases_left, failures)
         self._end(self.works, results, answered_for, superseded or (), since)
 
     async def _expire(self, works: list[Work[K, V]], leases: Mapping[str, Lease]) -> None:
