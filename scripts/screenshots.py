@@ -37,6 +37,11 @@ LOOKS: Final[dict[str, dict[str, Any]]] = {
     "dark": {**SCREEN, "color_scheme": "dark"},
     "phone": {**PHONE, "color_scheme": "light"},
 }
+TO_THE_TOP: Final = """
+for (const column of document.querySelectorAll(".side, .sides")) column.scrollTop = 0;
+scrollTo(0, 0);
+"""
+"""The columns scroll on their own, and a click on a topic scrolls one of them."""
 READERS: Final = 4
 PALETTE: Final = """async (source) => {
   const image = Object.assign(new Image(), { src: source });
@@ -144,7 +149,7 @@ async def play(page: Page) -> None:
         await page.locator("#board button[aria-disabled='false']").nth(cell).click()
         await page.wait_for_timeout(1_000)
     await page.locator("#topics button").nth(1).click()
-    await page.evaluate("scrollTo(0, 0)")
+    await page.evaluate(TO_THE_TOP)
 
 
 async def take_dashboard(browser: Browser, url: str) -> None:
