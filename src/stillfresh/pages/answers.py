@@ -7,7 +7,9 @@
   offered to the waiting visitors, and they read it while it grows (`show`).
 - *Not to be shared, or too big*: it is not collected. If it answers a visitor's own request, it
   goes on to that visitor (`pass_to`), part by part, at the visitor's pace. Otherwise it is given
-  up, and the app is told that its client has left.
+  up: the app is told that its client has left, and a visitor that waits sends its own request.
+  There is one exception: a response to a request by the key, on a route without a duration, is
+  collected though it is not shared. It may be right for the visitor that began the load.
 - *A 304, or an error for which an old page may be served*: collected, and `Renderer` decides.
 
 `settled` is done when one of these is clear: the response is complete, is given up, or goes on to
@@ -115,15 +117,17 @@ class AppAnswer:
         self._is_asked = False
         """The app has read the request."""
         self.is_given_up = False
+        """It must not be stored. `send` asks at once whether a visitor may take it
+        (`_pass_on_or_give_up`): then this is False again, and `is_going` is True."""
         self.is_going = False
-        """It goes on to one visitor."""
+        """It goes on to one visitor, and is not stored."""
         self._status = 0
         self._headers: Raw = ()
         self._head: Message = {}
         self.body = GrowingBody()
         self._is_ones_own = False
         self.reason = Reason.SIZE
-        """Why it was given up, or went on to one visitor."""
+        """Why it was given up, or went on to one visitor. Its size, if its head gave no reason."""
         self._visitor: asyncio.Future[Receive] = asyncio.Future()
         """The visitor that takes it over, or began the load. If it leaves, the response ends."""
         self._has_visitor_left = False
@@ -141,7 +145,7 @@ class AppAnswer:
         elif message["type"] == "http.response.body":
             self._body(message.get("body", b""), more=message.get("more_body", False))
         if self.is_given_up:
-            await self._go_on()
+            await self._pass_on_or_give_up()
         if self.is_going:
             await asyncio.shield(self._visitor)
             await self.body.taken()
@@ -202,8 +206,8 @@ class AppAnswer:
             return None
         return ConnectionError(f"{size:,} bytes came of {length:,}")
 
-    async def _go_on(self) -> None:
-        """Pass it on to the visitor that reads it, or waits for it."""
+    async def _pass_on_or_give_up(self) -> None:
+        """Pass it on to the visitor that reads it, or waits for it. Without one, it is given up."""
         leaves = self._place.leaves
         if self._has_taker() and (leaves is None or await leaves()) and self._has_taker():
             self.is_going = True

@@ -32,7 +32,7 @@ from stillfresh.pages.model import (
 )
 from stillfresh.pages.on_demand import Changes
 from stillfresh.pages.page_cache import RETRY_AFTER, PageCache
-from stillfresh.pages.page_memo import ON_CONDITIONS, PLAIN, PageMemo
+from stillfresh.pages.page_memo import MARKS, WHOLE_PAGE_MARKS, PageMemo
 from stillfresh.pages.parts import PART
 from stillfresh.pages.render import Renderer
 from stillfresh.pages.routes import RoutesLike, Site, Visit, parameter_names
@@ -106,8 +106,8 @@ class IsrMiddleware:
             ignore_cookies=ignore_cookies,
         )
         named = self._site.credentials
-        self._plain = PLAIN | named
-        self._on_conditions = ON_CONDITIONS | named
+        self._marks = MARKS | named
+        self._whole_page_marks = WHOLE_PAGE_MARKS | named
         self._renderer = Renderer(app, pages.clock, max_body=max_body)
         allowed = Allowed(heuristic, cdn_override)
         self._visits = Visits(
@@ -116,13 +116,13 @@ class IsrMiddleware:
         self._changes = Changes(pages)
         self._state: dict[str, Any] = {}
         self._hosts = BoundedNames(MAX_HOSTS)
-        self._memo = PageMemo(pages, self._has_places, self._on_conditions)
+        self._memo = PageMemo(pages, self._has_places, self._marks)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             scope = self._site.without_ignored_cookies(scope)
         if scope["type"] == "http" and scope["method"] == "GET":
-            stored = self._memo.find(scope, self._plain)
+            stored = self._memo.find(scope, self._whole_page_marks)
             if stored is None:
                 await self._visit(scope, receive, send)
                 return
@@ -148,7 +148,7 @@ class IsrMiddleware:
             await self._change(scope, receive, send)
 
     async def _visit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stored = self._memo.find(scope, self._on_conditions)
+        stored = self._memo.find(scope, self._marks)
         if stored is not None:
             is_head = scope["method"] == "HEAD"
             await send_stored(send, stored, stored.ready.said, scope["headers"], is_head=is_head)

@@ -1,8 +1,12 @@
 """One caller's read of a page: from the cache, or by a load of its own or of another.
 
-`PageCache.ask` comes here when no stored copy is good enough. The engine joins callers of one key
-into one load, so each caller runs `PageAsking.answer`, and the load calls `_load` of one of them.
-A caller waits for the first of three things:
+`PageCache.ask` comes here when no acceptable answer can be given without waiting. Often a load is
+needed. But the engine may also answer with a stored copy: a stale one, whose load then runs in the
+background; or a fresh one that it must first read from a server, for example on Redis without
+`memory_for`.
+
+The engine joins callers of one key into one load, so each caller runs `PageAsking.answer`, and the
+load calls `_load` of one of them. A caller waits for the first of three things:
 
 1. *The read ends*: the caller gets the stored page, the failure, or a response that is only for
    the caller whose load it was.
@@ -149,7 +153,7 @@ class Beginning:
 
 
 class PageAsking:
-    """A caller that needs a load, or waits for one."""
+    """A caller that could not be answered without waiting."""
 
     def __init__(
         self, pages: "PageCache", key: PageKey, render: Render, caller: PageCaller
@@ -159,7 +163,7 @@ class PageAsking:
         self._render = render
         self._caller = caller
         self._is_own = False
-        """The load is this caller's."""
+        """A load has begun that is this caller's, perhaps in the background."""
         self._before = "miss"
         """Why the app is asked, for `Cache-Status`."""
         self._own_answer: AppAnswer | None = None

@@ -281,7 +281,8 @@ class PageRead(NamedTuple):
 
     outcome: ReadOutcome
     is_own: bool = False
-    """True if it came from the caller's own render."""
+    """True if the caller's own render has begun. The outcome is what that brought, or a STALE copy
+    that it refreshes in the background."""
     before: str = "miss"
     """RFC 9211 §2.2: why it was loaded: no copy, a stale one, or one that is not good enough."""
     growing: "AppAnswer | None" = None

@@ -3,8 +3,8 @@
 It decides nothing. When `Visits` has found a page, the memo remembers the entries of memory that
 led to it, by the parts of the request that counted: its line and Host, and the fields that the
 page's `Vary` or its route names. A request with a field that could change the answer in another way
-(`ON_CONDITIONS`, a token of changes) takes the normal path. So does every request once an entry has
-changed: it was refreshed, invalidated, dropped, or is no longer fresh.
+(`MARKS` but the Host, a token of changes) takes the normal path. So does every request once an
+entry has changed: it was refreshed, invalidated, dropped, or is no longer fresh.
 
 Two callers use it. The middleware finds the page of a request here, on any server. And it tells a
 server that can repeat answers how it may (`PageRepeat`): the memos of `stillfresh serve` are asked
@@ -35,13 +35,14 @@ RANGE: Final = b"range"
 OF_RANGES: Final = frozenset({RANGE, b"if-range"})
 PEER: Final = b"x-forwarded-for"
 """A field that a proxy adds: the request's head alone does not have it."""
-ON_CONDITIONS: Final = frozenset(
+MARKS: Final = frozenset(
     {HOST, b"authorization", b"cache-control", b"if-match", b"if-unmodified-since", b"pragma"}
     | {FIELD_NAME}
 )
-"""Request fields, besides the host, with which another answer may be right."""
-PLAIN: Final = ON_CONDITIONS | {b"if-modified-since", b"if-none-match", b"if-range", b"range"}
-"""Also fields that ask for the page on conditions, or for a part of it."""
+"""Request fields with which the memo must not answer; and the Host, which is part of its key."""
+WHOLE_PAGE_MARKS: Final = MARKS | {b"if-modified-since", b"if-none-match", b"if-range", b"range"}
+"""The marks for a caller that sends only whole pages: also the fields that ask for the page on
+conditions, or for a part of it."""
 CONDITIONS: Final = frozenset({b"if-modified-since", b"if-none-match"})
 """Fields that decide whether the visitor's own copy is still the page."""
 Line: TypeAlias = tuple[Any, ...]
@@ -146,7 +147,7 @@ class PageRepeat:
 class PageMemo:
     """`has_places`: whether the names in a page's key still have their places.
 
-    `marks`: request fields besides the Host with which another answer may be right.
+    `marks`: `MARKS`, and the request fields that identify a client.
     """
 
     def __init__(self, pages: PageCache, has_places: HasPlaces, marks: frozenset[bytes]) -> None:
@@ -161,7 +162,8 @@ class PageMemo:
     def find(self, scope: Scope, marks: frozenset[bytes]) -> StoredPage | None:
         """The page for this request, with its `ready`; None: take the normal path.
 
-        A server that can repeat the answer is told how.
+        `marks`: those of `MARKS`, or of `WHOLE_PAGE_MARKS` if the caller sends only whole pages. A
+        server that can repeat the answer is told how.
         """
         line = line_of(scope, marks)
         known = self._known.get(line)
@@ -189,7 +191,11 @@ class PageMemo:
         keep(Repeatable(repeat.response(stored), repeat, names | CONDITIONS, aside))
 
     def remember(self, scope: Scope, visit: Visit, found: FoundPage) -> None:
-        """Remember that these bytes lead to this page."""
+        """Remember that such a request leads to this page.
+
+        A server that can repeat the answer is told how, but not if the page was loaded for this
+        visit: then the next visit tells it.
+        """
         line = line_of(scope, self._marks)
         memo_and_answers = self._resource.memo(found.keys)
         if line is None or memo_and_answers is None:

@@ -11,8 +11,9 @@ The way to the answer has three steps. *The variant* (`_variant`): the page unde
 in its `Vary` which request fields choose another page. If this visitor's fields choose another one,
 the search goes on under the key of that variant. *The way to ask*: on a route with a duration the
 app is asked by the page's key alone (`_find_by_key`), elsewhere by the visitor's own request
-(`_find_as_asked`). Both look at the stored page first. *The load*: `PageCache.ask` waits for a load
-of this key, or begins one; `_read` turns what came of it into one of the four answers.
+(`_find_as_asked`). The second reads the stored page itself, and goes on only if that is not fresh
+or not good enough. *The read*: `PageCache.ask` answers with a stored page, waits for a load of this
+key, or begins one; `_read` turns what came of it into one of the four answers.
 
 One case takes no lease: a page that is never fresh (`max-age=0` with an `ETag`) is validated for
 each visitor, and storing it again each time would be of no use (`_ask_without_lease`).
@@ -122,7 +123,7 @@ class Visits:
             served = await self._variant(visit, partial(self._find_as_asked, scope))
             if served is Reason.RANGE and not visit.is_head and is_one(visit.headers):
                 served = await self._part_or_whole(visit, scope)
-        elif await self._is_the_apps(visit):
+        elif await self._goes_to_app(visit):
             return Reason.PRIVATE
         else:
             served = await self._variant(visit, partial(self._find_by_key, state))
@@ -435,23 +436,26 @@ class Visits:
                 handover.leave()
         return own_answer or served
 
-    async def _is_the_apps(self, visit: Visit) -> bool:
-        """No answer has called it shareable yet, and this request is personal: pass it to the app.
+    async def _goes_to_app(self, visit: Visit) -> bool:
+        """True if the app gets this visitor's own request at once, and no request by the key.
 
-        So nothing is requested twice, for example a link that works only once.
+        So nothing is requested twice, for example a link that works only once. In this order: a
+        visitor with a token goes to the app if the page is private. A page that is likely shared is
+        looked for. Otherwise the last answer decides, if there was one. If there was none, requests
+        with cookies or credentials go to the app, unless the store has an entry for the page.
         """
         key = PageKey(visit.id)
         if visit.token and self._heard.is_private(key.id):
             return True  # there is no page to wait for, and loads would be waited for in turn
-        if self._is_for_many(visit, key):
+        if self._is_likely_shared(visit, key):
             return False
         is_private = self._heard.is_private(key.id)
         if is_private is not None:
             return is_private
         return bool(visit.carried) and await self._pages.resource.get_stored(key) is None
 
-    def _is_for_many(self, visit: Visit, key: PageKey) -> bool:
-        """By its route, or because it was shared before."""
+    def _is_likely_shared(self, visit: Visit, key: PageKey) -> bool:
+        """True if its route has a duration, or memory has the page; never as asked."""
         is_shared = visit.route.revalidate is not None or self._pages.old(key) is not None
         return is_shared and not visit.is_as_asked
 
@@ -491,7 +495,7 @@ class Visits:
             caller = PageCaller(visit.wish, not visit.is_open, visit.reads_along)
             read = await self._pages.ask(key, render, caller, anew=anew)
         except Busy:
-            if self._heard.is_private(key.id) or not self._is_for_many(visit, key):
+            if self._heard.is_private(key.id) or not self._is_likely_shared(visit, key):
                 return Reason.BUSY  # a private page: no other visitor's render is waited for
             raise
         outcome = read.outcome

@@ -1,16 +1,18 @@
-"""Answers that are given again without the app: two memos, by the bytes of a request's head.
+"""Answers that are given again without the app, by the bytes of a request's head.
 
 The answer to a request depends on its head and on the state of the cache. When the app has answered
 a request, it may say how to give the same answer again (`stillfresh.pages.repeats`). Then this
-server finds that answer before it parses anything and before it starts a task.
+server finds that answer before it parses anything and before it starts a task. It looks in memos of
+two kinds (`Hits`). Connections from trusted proxies have a set of their own.
 
-*By the whole head*: for clients that send the same bytes each time.
+*By the whole head* (`by_head`): for clients that send the same bytes each time.
 
-*By the request line and the fields that count*: for browsers, of which each sends its own
-`User-Agent` and cookies. The app names the fields that may choose another answer; their lines are
-part of the key, as they were sent and in their order. It also names fields with which it must be
-asked, and the server adds those that mean more than a head. A head that has one of these, or that
-is written in an unusual way, does not match, and the parser decides about it.
+*By the request line and the fields that count* (`plain`; `chosen` if more fields count than the
+Host): for browsers, of which each sends its own `User-Agent` and cookies. The app names the fields
+that may choose another answer; their lines are part of the key, as they were sent and in their
+order. It also names fields with which it must be asked, and the server adds those that mean more
+than a head. A head that has one of these, or that is written in an unusual way, does not match, and
+the parser decides about it.
 
 An answer is written anew from what the app returns, unless its fields are the same as the last
 time. It is only kept at all if the app's own answer had just these bytes: so nothing that a layer

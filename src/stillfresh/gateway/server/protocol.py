@@ -141,7 +141,10 @@ class Protocol(HttpToolsProtocol):
         super().shutdown()
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of a head that the parser has not finished."""
+        """Answer from the memos if they have this request; else parse it.
+
+        Bytes of a head that the parser has not finished are counted, and limited.
+        """
         if self._is_idle() and (answer := self.hits.text(data)) is not None:
             self._give_again(answer)
             return
