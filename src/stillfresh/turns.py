@@ -152,7 +152,8 @@ class BorrowingThread(local):
     """Which turn this thread has."""
 
     has_turn: bool = False
-    """True if it is not a loop's own thread, and has a loop's turn."""
+    """True while it has borrowed a loop's turn. False in a loop's own thread, also while that runs
+    callbacks: it must never wait."""
     loop: SharedLoop | None = None
     outer: asyncio.AbstractEventLoop | None = None
     """The loop that runs in this thread otherwise."""

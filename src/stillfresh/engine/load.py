@@ -365,23 +365,30 @@ class Load(Struct, Generic[K, V], eq=False):
         records = await self.loads.loader.read([work.id for work in self.works]) or {}
         left: list[Work[K, V]] = []
         for work in self.works:
-            if self._is_over(work):
+            if not self._is_under_way(work):
                 continue
             if not self._look(work, records.get(work.id, NOTHING), since, waited=True):
                 left.append(work)
         self.works = left
         self._step(LoadEvent.WAIT)
 
-    def _is_over(self, work: Work[K, V]) -> bool:
-        """True if the cache was closed meanwhile."""
-        return self.loads.under_way.get(work.key) is not work
+    def _is_under_way(self, work: Work[K, V]) -> bool:
+        """False if the cache was closed meanwhile: then its callers have been told."""
+        return self.loads.under_way.get(work.key) is work
 
     def _look(
         self, work: Work[K, V], record: Record, since: float, *, waited: bool = False
     ) -> bool:
         """Another process has published, failed or died: answer from that, or ask again.
 
-        `waited`: for that process, which may still be loading. Returns False if it is.
+        `waited`: this load follows the other process, which may still be loading. Returns False if
+        it is; then nothing has changed.
+
+        `work.seen` names the copy that a load is to replace. It decides what the next request for
+        the lease gets: if the store has another copy, it answers with that (`Newer`); if it has
+        this one, it grants the lease. So normally the record is noted as seen, and the next load
+        gets the lease. Where this copy may be right for the callers that are left, the earlier
+        `seen` is put back: their load is told of the copy, and calls no loader.
         """
         memory = self.loads.memory
         key = work.key
@@ -402,8 +409,7 @@ class Load(Struct, Generic[K, V], eq=False):
         keeps_cooldown = not is_changed and not work.forced
         is_put = is_changed and self.loads.fence.is_put(key, work.began)
         if is_put:
-            # The copy may be the put's. A request for the lease that names it would be granted, and
-            # the loader's value stored over it: the next request shall be told the copy again.
+            # The copy may be the put's: with the lease, the loader's value would be stored over it.
             work.seen = seen
         match plan:
             case Serve(copy) if (

@@ -89,9 +89,10 @@ class Memory(Generic[K, V]):
         *,
         unverified: bool = False,
     ) -> Answer[V] | None:
-        """An answer from the plan's copy, kept in memory; None if the copy cannot be read.
+        """Make an answer of the plan's copy, keep it in memory, and return it.
 
-        `unverified`: the copy is memory's own, since the store could not be asked.
+        None if the copy cannot be read. `unverified`: the copy is memory's own, since the store
+        could not be asked.
         """
         copy = plan.copy
         verdict = plan.verdict

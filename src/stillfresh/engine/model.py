@@ -254,7 +254,9 @@ class Stored(Struct, frozen=True, eq=False):
     version: Version | None = None
     """The version of the copy that is stored now; None if it has none."""
     token: str = ""
-    """For `get(at_least=…)`: the answer is no older than this put. "" if nothing was stored."""
+    """For `get(at_least=…)`: the answer is no older than this put. "" if nothing was stored.
+
+    It names the cache that made the change, not the put: two puts may return the same text."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stored):

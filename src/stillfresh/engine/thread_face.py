@@ -1,12 +1,13 @@
 """What threads without an event loop use of the engine: the base of `SyncResource`.
 
 `stillfresh.sync` is the same engine for such threads, and this module is its way in, besides the
-public one; no other package may use it. A thread may answer a read by itself if memory or one
-inline read of the store can. All other work is a coroutine function of the async `Resource`, which
-`sync` runs on the loop thread.
+public one; no other package may use it. A thread may answer a read by itself if memory or one read
+of the store can. All other work is a coroutine function of the async `Resource`. `sync` runs it in
+the calling thread, which takes the loop's turn, or on the loop thread (`turns.py`).
 
-Only the loop thread changes entries in memory. It ends `until` first and sets it last, so a thread
-that finds `until` in the future, and the same answer before and after, has read a whole entry.
+Only the thread that has the loop's turn changes entries in memory. It ends `until` first and sets
+it last, so a thread that finds `until` in the future, and the same answer before and after, has
+read a whole entry.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -77,7 +78,7 @@ class ThreadFace(Face[K, V]):
     def _confirmed(self, key: K, now: float, *, waits: bool) -> Answer[V] | None:
         """What `Reads.from_entry` is for the loop's thread.
 
-        The loop may change the entry meanwhile: then it is not used.
+        The thread that has the loop's turn may change the entry meanwhile: then it is not used.
         """
         core = self.core
         runtime = core.runtime
@@ -111,7 +112,7 @@ class ThreadFace(Face[K, V]):
         return answers, others
 
     def stored(self, keys: list[K]) -> dict[K, Answer[V]] | None:
-        """The answers that one read of the store gives; None if the loop thread must be asked."""
+        """The answers that one read of the store gives; None if the engine must be asked."""
         try:
             answers = self._stored(keys)
         except TypeError:  # as in `hit`

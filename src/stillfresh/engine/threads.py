@@ -231,8 +231,8 @@ class ThreadCall(Generic[T]):
                     return True
         return False
 
-    def run_here(self, call: LoaderCall[Any]) -> Any:  # noqa: ANN401 (whatever the loader returns)
-        """Run a loader in this thread, which runs the engine and has given its turn back."""
+    def run_loader(self, call: LoaderCall[Any]) -> Any:  # noqa: ANN401 (whatever the loader returns)
+        """Run a loader in this thread, which runs the engine. It gives its turn back meanwhile."""
         self._has_run_loader = True
         self._runs_loader = True
         self.awaited.leave()
@@ -381,7 +381,7 @@ class LoaderThreads:
         if here is not None and here.waits_for(load):
             load.waits_in_thread()
             try:
-                return here.run_here(LoaderCall(work, load))
+                return here.run_loader(LoaderCall(work, load))
             finally:
                 load.is_in_thread = False
         job = Job(work, load)

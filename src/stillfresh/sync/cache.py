@@ -1,9 +1,10 @@
 """SyncCache: the same cache for code without an event loop.
 
-The calling thread answers a hit by itself. Everything else is a coroutine of the async `Cache`. On
-a Redis server, the calling thread runs it, and asks the server on a connection of its own
-(`turns.py`). What must wait for something else, and everything on other stores, runs on the loop
-thread. The loop thread runs no loader: a slow loader would hold up the calls of all other threads.
+The calling thread answers a hit by itself. Everything else is a coroutine of the async `Cache`. If
+the store's steps may run in any thread (`WaitsInThreads`: memory, SQLite, PostgreSQL, one Redis
+server), the calling thread takes the loop's turn and runs the coroutine itself (`turns.py`). What
+then must wait for something else, and everything on other stores, runs on the loop thread. The loop
+thread runs no loader: a slow loader would hold up the calls of all other threads.
 A thread that waits for a load runs the loader itself.
 """
 

@@ -80,7 +80,7 @@ class LoopThread:
             self._calls.discard(call)
 
     def run_here(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The same, as far as possible in this thread: it takes the turn of the loop."""
+        """The same, as far as possible in the calling thread: it takes the turn of the loop."""
         _check_stack()
         call: ThreadCall[T] = ThreadCall()
         self._calls.add(call)

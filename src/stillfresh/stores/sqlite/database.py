@@ -1,7 +1,8 @@
 """The file of one process: its two connections, and commits of groups of jobs.
 
-Everything here runs on the writer's thread, except `claims`, which callers use to withdraw a job,
-and `is_same`, which readers ask.
+The file is opened, used and closed by the thread that has the writer's turn: the writer's own, or a
+calling thread that commits its job itself (`Writer.run_here`). Other threads may withdraw a job by
+`claims`, ask `is_same`, read `file`, set `damaged`, and change how patient the connections are.
 
 A group of jobs is one transaction, each job in its own savepoint: a failing job fails alone.
 
@@ -207,8 +208,9 @@ class WriteDatabase:
     def is_same(self) -> bool:
         """True if the name still leads to our file. Raises StoreError if the file is lost.
 
-        Any thread may ask. Only the writer's thread decides that a file is lost, under the lock: a
-        process that sets a corrupt file aside renames it, too, a moment before it begins the next.
+        Any thread may ask. Only the thread that has the writer's turn decides that a file is lost,
+        under the file's lock: a process that sets a corrupt file aside renames it, too, a moment
+        before it begins the next.
         """
         if self._lost_because is not None:
             raise self.file.lost(self._lost_because)

@@ -155,7 +155,7 @@ class Writer:
     def run_here(
         self, job: Callable[[apsw.Connection], T], *, writes: bool = True, urgent: bool = True
     ) -> T:
-        """As `run`, in this thread, which waits for its turn and for the file."""
+        """As `run`, in the calling thread, which waits for the writer's turn and for the file."""
         work = WriteJob(job, writes=writes, urgent=urgent)
         with self._gate:
             self._admit(work)
