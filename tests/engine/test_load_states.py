@@ -131,6 +131,13 @@ class Bench:
         """Another process takes the lease, or takes it again."""
         self._others_lease = await lease_of(self.store.inner, "a")
 
+    async def stored_put(self, number: int) -> "asyncio.Task[object]":
+        """A put of this process that is stored, and does not know it yet."""
+        self.store.hold("put:done")
+        putting = asyncio.create_task(self.prices.put("a", Price("a", number)))
+        await self.store.reached("put:done")
+        return putting
+
     async def publish_elsewhere(self, number: int) -> None:
         """The process that has the lease publishes."""
         assert self._others_lease is not None
@@ -299,15 +306,11 @@ class TestE5TheOtherProcess:
         bench = Bench(ASKING)
         async with bench.cache:
             reader = await bench.stop()
-            bench.store.hold("put:done")
-            putting = asyncio.create_task(bench.prices.put("a", Price("a", 7)))
-            await bench.store.reached("put:done")
+            putting = await bench.stored_put(7)
             if is_over:
                 bench.store.let_go("put:done")
                 await putting
-                bench.store.hold("put:done")
-                putting = asyncio.create_task(bench.prices.put("a", Price("a", 8)))
-                await bench.store.reached("put:done")
+                putting = await bench.stored_put(8)
             bench.let_go()
             await turns()
             bench.store.let_go("put:done")
@@ -325,9 +328,7 @@ class TestE5TheOtherProcess:
         bench = Bench(ASKING)
         async with bench.cache:
             reader = await bench.stop()
-            bench.store.hold("put:done")
-            putting = asyncio.create_task(bench.prices.put("a", Price("a", 7)))
-            await bench.store.reached("put:done")
+            putting = await bench.stored_put(7)
             bench.let_go()
             assert seen(await reader) == (7, STALE)
             assert not putting.done()
