@@ -337,6 +337,32 @@ class TestE5TheOtherProcess:
             assert seen(await bench.prices.get("a")) == (7, FRESH)
             assert bench.calls == 0
 
+    async def test_an_invalidated_copy_in_its_cooldown_is_no_answer_beside_a_put_of_this_process(
+        self,
+    ) -> None:
+        """E6: neither as STALE. The reader waits for the put. Found by the simulator."""
+        bench = Bench(ASKING)
+        async with bench.cache:
+            reader = await bench.stop()
+            await bench.begin_elsewhere()
+            await bench.publish_elsewhere(5)
+            await bench.store.inner.invalidate("price", ["a"])
+            record = (await bench.store.inner.read("price", ["a"]))["a"]
+            assert record.copy is not None
+            lease = await lease_of(bench.store.inner, "a", seen=record.copy.generation)
+            failure = Failure(1, bench.clock() + 60, "down there")
+            await bench.store.inner.release("price", [lease], {"a": failure})
+            bench.store.hold("put")
+            putting = asyncio.create_task(bench.prices.put("a", Price("a", 7)))
+            await bench.store.reached("put")
+            bench.let_go()
+            await turns()
+            assert not reader.done()
+            bench.store.let_go("put")
+            await putting
+            assert version(await reader) == 7
+            assert bench.calls == 0
+
     async def test_a_key_that_is_loaded_here_does_not_wait_for_one_that_is_loaded_there(
         self,
     ) -> None:

@@ -428,8 +428,9 @@ class Load(Struct, Generic[K, V], eq=False):
                     self.loads.core.watcher.landed(key, answer, until, now)
             case Serve(copy) if (
                 is_put
+                and plan.verdict is not Verdict.EXPIRED
                 and work.is_new_enough(copy, seen)
-                and (answer := memory.overtaken_answer(key, copy)) is not None
+                and (answer := memory.overtaken_answer(key, plan, now)) is not None
             ):
                 # Puts of this process came meanwhile. Callers that asked before may get a copy from
                 # before the last of them, or puts that follow one another would let them wait.

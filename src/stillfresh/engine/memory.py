@@ -433,15 +433,16 @@ class Memory(Generic[K, V]):
             readable[key] = record
         return readable
 
-    def overtaken_answer(self, key: K, copy: Copy) -> Answer[V] | None:
+    def overtaken_answer(self, key: K, plan: Serve, now: float) -> Answer[V] | None:
         """A STALE answer that memory does not keep, of a copy that was perhaps replaced since.
 
         None if the copy cannot be read.
         """
-        is_readable, value = self.value_of(key, copy)
+        is_readable, value = self.value_of(key, plan.copy)
         if not is_readable:
             return None
-        return self.new_answer(copy, value, Verdict.STALE, Origin.ANOTHER)
+        error = None if plan.failure is None else self.failure_error(key, plan.failure, now)
+        return self.new_answer(plan.copy, value, Verdict.STALE, Origin.ANOTHER, error)
 
     def value_of(self, key: K, copy: Copy) -> tuple[bool, V | None]:
         """The value, decoded or from memory. A value of another shape is a miss."""
