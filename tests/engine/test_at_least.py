@@ -329,6 +329,24 @@ async def test_what_another_reader_had_loaded_after_the_change_is_no_older_than_
     assert answer.value == "2 left"
 
 
+async def test_a_value_that_is_made_of_an_unconfirmed_part_is_not_stored(
+    here: Cache, there: Cache, store: SteppedStore
+) -> None:
+    """E29, E37: the store cannot be asked for the part, and can be written again afterwards."""
+    stock = {"a": 1}
+    part, whole = declare_parts(here, stock)
+    declare_parts(there, stock)
+    await part("a")
+    stock["a"] = 2
+    token = (await there.invalidate_tag("stock")).token
+    store.broken.add("read")
+    assert await whole("a") == "1 left"
+    store.broken.clear()
+    answer: Answer[str] = await whole.of("a").get(at_least=token)
+    assert answer.value == "2 left"
+    assert await whole("a") == "2 left"
+
+
 async def test_a_value_is_not_made_of_a_part_that_was_invalidated_softly(here: Cache) -> None:
     """The part is still old while both are refreshed, and the value would stay old (E37)."""
     stock = {"a": 1}

@@ -80,6 +80,8 @@ class Load(Struct, Generic[K, V], eq=False):
     guard: LoadGuard | None = None
     is_over: bool = False  # it took too long, and whatever its loader still does is ignored
     is_stopped: bool = False  # the cache closes
+    has_unverified_parts: bool = False
+    """Its loader read copies that the store could not confirm: what it returns is not stored."""
     is_shown: bool = False  # to `asyncio.run`, which may cancel its task
     is_in_thread: bool = False  # a thread runs its loader in the middle of its task's step
     called_at: float = NEVER  # when the loader was called
@@ -489,7 +491,7 @@ class Load(Struct, Generic[K, V], eq=False):
         late: dict[str, tuple[str, ...]] = {}
         for id_, lease in leases.items():
             result = results[id_]
-            if result.copy is not None and result.is_kept:
+            if result.copy is not None and result.is_kept and not self.has_unverified_parts:
                 copies[id_] = lease, result.copy
                 if result.tags is not None:
                     late[id_] = result.tags

@@ -25,7 +25,7 @@ from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
 from stillfresh.engine.rules import FOR_EVER, NOTHING, MustLoad, Plan, Serve
 from stillfresh.engine.runtime import ReadNow, Runtime
 from stillfresh.engine.spans import apart
-from stillfresh.engine.work import Waiter
+from stillfresh.engine.work import CURRENT, Waiter
 from stillfresh.errors import NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import AWAY, Copy, Record
@@ -597,6 +597,9 @@ class StoreReads(Generic[K, V]):
                 copies.clear()
             else:  # memory may have got some meanwhile
                 copies |= {id_: entries[key].copy for key, id_ in lost.items() if key in entries}
+            load = CURRENT.get()
+            if load is not None and any(id_ in copies for id_ in lost.values()):
+                load.has_unverified_parts = True
             failing = self._memory.counts.failing
             for id_ in lost.values():
                 records.pop(id_, None)

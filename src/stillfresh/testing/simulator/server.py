@@ -97,12 +97,13 @@ class FencedServer:
         known = self._born(bucket)
         tags = (put.tags or ()) + (put.late or ())
         took = self._clock() - (sent.good_until - fence.GOOD_FOR)
-        now = self._store._clock()  # noqa: SLF001 (a part of this server)
+        # Copies may be judged by the caller's clock, which may jump meanwhile.
+        clocks = (self._clock(), self._store._clock())  # noqa: SLF001 (a part of this server)
         return (
             fence.has_changed(head, as_of)
             or fence.is_forgotten(head, known, as_of, sent, self._clock())
             or fence.was_tag_invalidated(known, tags, as_of)
-            or fence.may_be_refused_already(put, stored, took, now)
+            or any(fence.may_be_refused_already(put, stored, took, now) for now in clocks)
         )
 
     def invalidate(self, bucket: str, key: Key, sent: Sent | None, *, soft: bool) -> bool:
