@@ -152,6 +152,13 @@ class When(Enum):
     UNCHANGED = 3  # the copy is the one that the caller saw: same generation, same mark
 
 
+ACTS_ONCE: Final = (When.UNCHANGED, When.NO_LIVE_COPY)
+"""Conditions that may hold again after the put was stored, and others changed the entry.
+
+If the answer to such a put was lost, the store must not store it again.
+"""
+
+
 class Put(Struct, frozen=True, gc=False):
     """A copy that a caller wants to store without a lease.
 

@@ -21,6 +21,7 @@ from stillfresh.durations import Duration
 from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.stores.capabilities import ReadsInThreads, WaitsInThreads
 from stillfresh.stores.contract import (
+    ACTS_ONCE,
     UNREAD,
     Ask,
     Copy,
@@ -37,7 +38,6 @@ from stillfresh.stores.contract import (
     PutResult,
     Record,
     Superseded,
-    When,
 )
 from stillfresh.stores.given_up import GivenUpRequests
 from stillfresh.stores.postgres.channel import PgChannel
@@ -77,8 +77,6 @@ MOST_FAILURES: Final = (1 << 63) - 1
 PERSISTENCE: Final = 10.0
 """Seconds for which entries that others keep changing are invalidated or deleted again."""
 WAS_STORED: Final = (PutOutcome.STORED, PutOutcome.REPLACED)
-TWICE_IS_WRONG: Final = frozenset({When.UNCHANGED, When.NO_LIVE_COPY})
-"""Conditions of puts that must not be stored, replaced, and then put once more."""
 
 
 class LeaseRow(NamedTuple):
@@ -343,7 +341,7 @@ class PostgresStore(ServerStore[PgLink, str], ReadsInThreads, WaitsInThreads):
             for row in await self._call("put", *arguments, resent_arguments=resent_arguments):
                 results[names.by_key[row[0]]] = self._put_result(row)
         for id_ in sent_again:
-            if puts[id_].when in TWICE_IS_WRONG and results[id_].outcome not in WAS_STORED:
+            if puts[id_].when in ACTS_ONCE and not results[id_].is_stored:
                 raise StoreError(
                     f"{kind} {shown(id_)}: the PostgreSQL server did not answer at first, and it "
                     f"does not show whether the value was stored; read it, and try again"

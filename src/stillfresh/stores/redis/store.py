@@ -30,6 +30,7 @@ from stillfresh.stores.capabilities import (
     capabilities_by_protocol,
 )
 from stillfresh.stores.contract import (
+    ACTS_ONCE,
     AWAY,
     UNREAD,
     Ask,
@@ -97,8 +98,6 @@ MAY_BE_STORED: Final = (
     "the answer to a put was lost, and the entry has changed too often since then: it is not known "
     "whether the value was stored"
 )
-ACTS_ONCE: Final = (When.UNCHANGED, When.NO_LIVE_COPY)
-"""Conditions that may hold again after the put was stored, and others changed the entry."""
 LONGEST_LIFE: Final = 315_360_000.0
 """Seconds that a copy is kept at most."""
 KEPT_LONGER: Final = 60.0

@@ -19,15 +19,13 @@ from typing import Final
 
 from msgspec import Struct
 
-from stillfresh.stores.contract import Copy, Put, PutOutcome, When
+from stillfresh.stores.contract import ACTS_ONCE, Copy, Put, PutOutcome, When
 from stillfresh.stores.rules import has_ended_since
 
 REPLACED_IDS: Final = 4
 """Generations that an entry remembers after they were replaced."""
 TRACE: Final = 60.0
 """Seconds for which an entry without a copy keeps its stamp, by the server's clock."""
-ACTS_ONCE: Final = frozenset({When.NO_LIVE_COPY, When.UNCHANGED})
-"""Conditions that may hold again after the put was stored, and others changed the entry."""
 GOOD_FOR: Final = 30.0
 """Seconds after its sending in which a put is accepted where there is no entry."""
 

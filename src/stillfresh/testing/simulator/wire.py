@@ -40,6 +40,7 @@ from msgspec import MsgspecError, msgpack, structs
 from stillfresh.errors import StoreError
 from stillfresh.stores import A_TAG, Capabilities, Channel, Tell, WrappedStore
 from stillfresh.stores.contract import (
+    ACTS_ONCE,
     UNREAD,
     Ask,
     Copy,
@@ -523,7 +524,7 @@ class StoreWire(WrappedStore):
         if request.step == "put":
             for id_, answer in result.items():
                 is_sure = answer.outcome in {PutOutcome.STORED, PutOutcome.REPLACED}
-                if not is_sure and request.puts[id_].when in fence.ACTS_ONCE:
+                if not is_sure and request.puts[id_].when in ACTS_ONCE:
                     raise StoreError(f"it is not known whether {id_} was stored")
         return result  # type: ignore[no-any-return]
 
