@@ -273,6 +273,18 @@ class TestS10Memory:
         await bench.pass_time(7)
         assert (await read(bench.prices)).version == 7
 
+    async def test_a_clock_that_is_set_back_makes_no_read_later(self, bench: Bench) -> None:
+        """The store was read before the change, by a clock that was ahead of what it is now."""
+        await read(bench.others)
+        reading = await bench.store.holding("read:done", read(bench.prices))
+        bench.clock.advance(-2)
+        await bench.others.put("a", Price("a", 7))
+        bench.told("a", "another generation")
+        bench.store.let_go("read:done")
+        assert (await reading).version == 1
+        await bench.pass_time(4)
+        assert (await read(bench.prices)).version == 7
+
     async def test_unknown_names_are_no_news(self, bench: Bench) -> None:
         """Of a kind or of an id that this release does not know."""
         assert bench.store.tell is not None
@@ -281,33 +293,42 @@ class TestS10Memory:
         assert (await read(bench.prices)).version == 1
 
     def test_a_copy_is_known_unless_a_change_was_announced_since(self) -> None:
-        """At the same moment counts as since; the announced generation itself is known."""
-        notices: news.Notices[str] = news.Notices(heard(since=90, proved_at=100))
-        notices.note("a", "g2", 50)
-        assert [notices.is_known("a", "g1", at) for at in (49, 50, 51)] == [False, False, True]
-        assert notices.is_known("a", "g2", 10)
-        assert notices.is_known("b", "g1", 10)
-        notices.note("b", None, 20)
-        notices.note("b", "g1", 30)
-        notices.note("b", "g1", 40)
-        assert [notices.is_known("b", "g1", at) for at in (20, 21)] == [False, True]
+        """The announced generation itself is known, also if the store was asked before."""
+        channel = listening()
+        notices: news.Notices[str] = news.Notices(channel)
+        before = channel.heard
+        notices.note("a", "g2")
+        after = channel.heard
+        assert [notices.is_known("a", "g1", heard) for heard in (before, after)] == [False, True]
+        assert notices.is_known("a", "g2", before)
+        assert notices.is_known("b", "g1", before)
+        notices.note("b", None)
+        invalidated = channel.heard
+        notices.note("b", "g1")
+        notices.note("b", "g1")
+        assert not notices.is_known("b", "g1", invalidated - 1)
+        assert notices.is_known("b", "g1", invalidated)
         told = [("a", "g2"), ("a", "g1"), ("b", "g2")]
         assert [notices.is_published(*it) for it in told] == [True, False, False]
-        notices.doubt(60)
-        assert [notices.is_known("b", "g1", at) for at in (60, 61)] == [False, True]
+        notices.doubt()
+        assert not notices.is_known("b", "g1", channel.heard - 1)
+        assert notices.is_known("b", "g1", channel.heard)
         assert not notices.is_published("a", "g2")
 
     def test_only_what_was_checked_since_it_listens_is_trusted(self) -> None:
         """For `memory_for` after the last beat that came back."""
-        notices: news.Notices[str] = news.Notices(heard(since=90, proved_at=100))
-        assert notices.trusted_until(90, 5) == 105
-        assert notices.trusted_until(89.9, 5) == news.SILENT
+        channel = listening()
+        notices: news.Notices[str] = news.Notices(channel)
+        assert notices.trusted_until(channel.since, 5) == 105
+        assert notices.trusted_until(channel.since - 1, 5) == news.SILENT
 
 
-def heard(*, since: float, proved_at: float) -> news.News:
-    """A channel that listens since then, and whose last beat was sent at that time."""
+def listening() -> news.News:
+    """A channel that began to listen after some announcements; its last beat was sent at 100."""
     channel = news.News.__new__(news.News)
-    channel.since, channel.proved_at = since, proved_at
+    channel.heard = 7
+    channel.since = channel.count()
+    channel.proved_at = 100
     return channel
 
 

@@ -174,7 +174,7 @@ class Changing(Generic[K, V]):
             return Stored(stored=False)
         self._end_lease()
         late = None if known.late is None else {self._id: known.late}
-        since = runtime.clock()
+        asked = core.memory.asked_now()
         with core.changes.overtaking([self._key], voids=False) as step:
             superseded = await runtime.store.publish(
                 core.spec.kind, {self._id: (lease, known.copy)}, late
@@ -185,7 +185,7 @@ class Changing(Generic[K, V]):
             return Stored(stored=False)
         self._is_stored = True
         result = PutResult(PutOutcome.STORED, known.copy.version)
-        core.puts.note_stored(runtime, known, result, step, since)
+        core.puts.note_stored(runtime, known, result, step, asked)
         self.token = core.owner.changed()
         return Stored(stored=True, version=unpacked_version(known.copy.version), token=self.token)
 

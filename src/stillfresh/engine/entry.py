@@ -37,8 +37,9 @@ class Entry(Struct, Generic[K, V], eq=False, gc=False):
     """It is not FRESH, and memory gives it all the same until then: during a cooldown or outage."""
     stands: float = NEVER
     """It is FRESH until then, if the store still has this copy."""
-    since: float = NEVER
-    """When the store was asked, if it has announced no change since then."""
+    heard: int = -1
+    """How many announcements had been heard when the store was asked; -1 if it did not confirm the
+    copy, or has announced a change since then."""
     vouched: float = NEVER
     """`memory_for` vouches for the copy until then."""
     failure: Failure | None = None

@@ -43,6 +43,7 @@ from stillfresh.engine.load_states import (
 )
 from stillfresh.engine.loader import LoadGuard, LoadResult
 from stillfresh.engine.model import Answer, Origin, Outcome, RefreshEnd, Span
+from stillfresh.engine.news import Asked
 from stillfresh.engine.rules import NOTHING, Fail, MustLoad, Outlook, Serve
 from stillfresh.engine.spans import load_span, noted
 from stillfresh.engine.threads import note_interruption
@@ -268,7 +269,7 @@ class Load(Struct, Generic[K, V], eq=False):
         if failed:
             self._end([work for work in self.works if work.id in failed], failed)
             self.works = [work for work in self.works if work.id not in failed]
-        since = self.loads.loader.runtime.clock()
+        asked = self.loads.memory.asked_now()
         grants = None
         if asks:
             grants = await self.loads.loader.acquire(asks)
@@ -287,7 +288,7 @@ class Load(Struct, Generic[K, V], eq=False):
                     leases[work.id] = lease
                     mine.append(work)
                 case Newer(record):
-                    self._look(work, record, since)
+                    self._look(work, record, asked)
                 case Held():
                     held.append(work)
                 case _:
@@ -362,14 +363,14 @@ class Load(Struct, Generic[K, V], eq=False):
         # What the store says now is new enough for all callers that wait now, and for all changes
         # that this process has made until now.
         self._begin(self.works)
-        since = self.loads.loader.runtime.clock()
+        asked = self.loads.memory.asked_now()
         # If this fails: ask for the lease again, and load without one if that fails too.
         records = await self.loads.loader.read([work.id for work in self.works]) or {}
         left: list[Work[K, V]] = []
         for work in self.works:
             if not self._is_under_way(work):
                 continue
-            if not self._look(work, records.get(work.id, NOTHING), since, waited=True):
+            if not self._look(work, records.get(work.id, NOTHING), asked, waited=True):
                 left.append(work)
         self.works = left
         self._step(LoadEvent.WAIT)
@@ -379,7 +380,7 @@ class Load(Struct, Generic[K, V], eq=False):
         return self.loads.under_way.get(work.key) is work
 
     def _look(
-        self, work: Work[K, V], record: Record, since: float, *, waited: bool = False
+        self, work: Work[K, V], record: Record, asked: Asked, *, waited: bool = False
     ) -> bool:
         """Another process has published, failed or died: answer from that, or ask again.
 
@@ -417,7 +418,7 @@ class Load(Struct, Generic[K, V], eq=False):
             case Serve(copy) if (
                 not is_changed
                 and work.is_new_enough(copy, seen)
-                and (answer := memory.serve(key, plan, now, Origin.ANOTHER, since))
+                and (answer := memory.serve(key, plan, now, asked, Origin.ANOTHER))
             ):
                 how = End.FOUND_STALE if plan.refresh else End.FOUND
                 if not plan.refresh and not work.forced and not work.outgrown:
@@ -495,7 +496,7 @@ class Load(Struct, Generic[K, V], eq=False):
                 copies[id_] = lease, result.copy
                 if result.tags is not None:
                     late[id_] = result.tags
-        since = self.loads.loader.runtime.clock()
+        asked = self.loads.memory.asked_now()
         superseded = await self._send(copies, late)
         answered_for: Container[str] = copies if superseded is not None else ()
         if superseded is None or len(copies) < len(leases):  # some leases are left
@@ -510,7 +511,7 @@ class Load(Struct, Generic[K, V], eq=False):
             leases_left = [lease for id_, lease in leases.items() if id_ not in answered_for]
             # Begins the cooldown of each failed key, for all processes.
             await self.loads.loader.release(leases_left, failures)
-        self._end(self.works, results, answered_for, superseded or (), since)
+        self._end(self.works, results, answered_for, superseded or (), asked)
 
     async def _expire(self, works: list[Work[K, V]], leases: Mapping[str, Lease]) -> None:
         """The loader raised what `raises=` names: the copies of these keys are EXPIRED.
@@ -558,7 +559,7 @@ class Load(Struct, Generic[K, V], eq=False):
         results: Mapping[str, LoadResult[V]],
         answered_for: Container[str] = (),  # the store has taken or refused their copies
         superseded: Container[str] = (),
-        since: float = NEVER,  # the store was asked to keep them, so nothing later is known
+        asked: Asked | None = None,  # when the store was asked to keep them
     ) -> None:
         """End each key as its result says; all at once, before the next loads begin."""
         now = self.loads.memory.now()
@@ -584,8 +585,8 @@ class Load(Struct, Generic[K, V], eq=False):
                     outlook = self.loads.memory.outlook(copy, now)
                     if self.span is not None:
                         noted(self.span, outlook.at_arrival)
-                stored_since = since if id_ in answered_for else None
-                self._tell_value(work, how, copy, result, outlook, stored_since)
+                confirmed = asked if id_ in answered_for else None
+                self._tell_value(work, how, copy, result, outlook, confirmed)
 
     def _remember(self, work: Work[K, V], failure: Failure | None, error: LoadFailed) -> None:
         """Keep the error with its cause for later callers of this process."""
@@ -604,9 +605,9 @@ class Load(Struct, Generic[K, V], eq=False):
         copy: Copy,
         result: LoadResult[V],
         outlook: Outlook,
-        since: float | None,
+        asked: Asked | None,
     ) -> None:
-        """`since` is None if the store does not have the value."""
+        """`asked` is None if the store does not have the value."""
         key = work.key
         value = result.value
         memory = self.loads.memory
@@ -623,12 +624,12 @@ class Load(Struct, Generic[K, V], eq=False):
         not_stored: RefreshEnd | None = None
         if ended.is_overtaken:
             not_stored = RefreshEnd.SUPERSEDED
-        elif since is None:
+        elif asked is None:
             not_stored = RefreshEnd.UNSTORED
         for waiter in ended.told:  # the first caller started the load, the others share it
             # A caller that came after the load began may know of an invalidation that the store,
             # which did not confirm the value, could not tell us.
-            unverified = since is None and work.waiters[waiter] > work.began
+            unverified = asked is None and work.waiters[waiter] > work.began
             given = rules.without_store(verdict) if unverified else verdict
             answer = Answer(
                 value, found, given, at, origin, clock, None, unverified, copy.policy, copy.mark
@@ -640,15 +641,15 @@ class Load(Struct, Generic[K, V], eq=False):
         if ended.is_overtaken:
             noted(self.span, Verdict.STALE)
             return
-        if since is None:
+        if asked is None:
             memory.keep_unstored(key, copy, value, outlook, work.seen)
         else:
-            memory.keep(key, copy, value, outlook, since)
+            memory.keep(key, copy, value, outlook, asked)
         if result.tags is not None:
             memory.retag(key, copy.generation, result.tags)
         watcher = self.loads.core.watcher
         if key in watcher.watches or watcher.late:
-            watcher.tell(key, copy, value, outlook, unverified=since is None)
+            watcher.tell(key, copy, value, outlook, unverified=asked is None)
 
     def _tell_failure(self, work: Work[K, V], how: End, error: LoadFailed) -> None:
         is_changed = self.loads.fence.is_changed(work.key, work.began)

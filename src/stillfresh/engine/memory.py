@@ -22,7 +22,7 @@ from stillfresh.engine.counts import Counts
 from stillfresh.engine.entry import NEVER, Entry
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, EntryAnswer, Origin
-from stillfresh.engine.news import Notices
+from stillfresh.engine.news import NOTHING_HEARD, Asked, Notices
 from stillfresh.engine.rules import (
     NOTHING,
     Outlook,
@@ -79,20 +79,25 @@ class Memory(Generic[K, V]):
 
     # Answers from a copy that was read.
 
+    def asked_now(self) -> Asked:
+        """For a request that the store gets from now on."""
+        notices = self.notices
+        return Asked(self.now(), 0 if notices is None else notices.heard)
+
     def serve(
         self,
         key: K,
         plan: Serve,
         now: float,
+        asked: Asked,
         origin: Origin | None = None,
-        since: float | None = None,
         *,
         unverified: bool = False,
     ) -> Answer[V] | None:
         """Make an answer of the plan's copy, keep it in memory, and return it.
 
-        None if the copy cannot be read. `unverified`: the copy is memory's own, since the store
-        could not be asked.
+        None if the copy cannot be read. `asked`: when the store was. `unverified`: the copy is
+        memory's own, since the store could not be asked.
         """
         copy = plan.copy
         verdict = plan.verdict
@@ -117,8 +122,7 @@ class Memory(Generic[K, V]):
         if unverified:
             kept = self.keep(key, copy, value, outlook, None, failure, self._memory_for)
             return kept if error is None else kept.with_error(error)
-        asked_at = now if since is None else since
-        kept = self.keep(key, copy, value, outlook, asked_at, failure, self._memory_for)
+        kept = self.keep(key, copy, value, outlook, asked, failure, self._memory_for)
         if kept.origin is origin and error is None:
             return kept
         return self.new_answer(copy, value, verdict, origin, error)
@@ -143,22 +147,23 @@ class Memory(Generic[K, V]):
         copy: Copy,
         value: V | None,
         outlook: Outlook,
-        since: float | None,
+        asked: Asked | None,
         failure: Failure | None = None,
         lag: float = UNSTORED_FOR,
     ) -> Answer[V]:
         """Cache the answer: how long it may be served without the store, and how long if it agrees.
 
-        `since`: when the store was asked; later changes by other processes are not known. None: it
-        did not confirm the copy, which memory serves for `lag` seconds: as STALE, and
-        while its own freshness lasts. `failure`: of its last refresh.
+        `asked`: when the store was; later changes by other processes are not known. None: it did
+        not confirm the copy, which memory serves for `lag` seconds: as STALE, and while its own
+        freshness lasts. `failure`: of its last refresh.
         """
-        unverified = since is None
-        if since is None:
+        unverified = asked is None
+        if asked is None:
             since = outlook.now
             origin = Origin.MEMORY
             verdict = without_store(outlook.verdict)
         else:
+            since = asked.at
             lag = self._memory_for
             origin = self._kept_origin
             verdict = outlook.verdict
@@ -189,10 +194,10 @@ class Memory(Generic[K, V]):
             return answer
         entry.failure = failure
         entry.stands = stands
-        if not unverified:
+        if asked is not None:
             notices = self.notices
-            if notices is not None and notices.is_known(key, copy.generation, since):
-                entry.since = since
+            if notices is not None and notices.is_known(key, copy.generation, asked.heard):
+                entry.heard = asked.heard
             if lag and not self.is_private:
                 entry.vouched = limit
         entry.old_until = old_until
@@ -301,7 +306,7 @@ class Memory(Generic[K, V]):
         """Until when memory may answer alone: by `memory_for`, or by the store's silence."""
         if self.notices is None:
             return entry.vouched
-        return max(entry.vouched, self.notices.trusted_until(entry.since, self._memory_for))
+        return max(entry.vouched, self.notices.trusted_until(entry.heard, self._memory_for))
 
     def has(self, key: K, stored: Copy | None) -> bool:
         """True if memory has this very copy, with the same mark."""
@@ -498,7 +503,8 @@ class Memory(Generic[K, V]):
                 self._tagged.add(key, entry.tags)
         else:
             entry.until = NEVER  # first: a thread never reads a half-changed entry
-            entry.old_until = entry.stands = entry.since = entry.vouched = NEVER
+            entry.old_until = entry.stands = entry.vouched = NEVER
+            entry.heard = NOTHING_HEARD
             if entry.copy.generation != copy.generation:
                 entry.unstored_over = None
             entry.copy = copy

@@ -4,12 +4,18 @@ A beat goes through the store and comes back after every announcement made befor
 `memory_for` after a beat was sent, memory need not ask about an entry that it checked since it
 began to listen: it would have heard of a change. After a gap in the channel, each entry is checked
 again before it is trusted.
+
+What came first, a read of the store or an announcement? The clock cannot say, because it may be set
+back between them. So announcements are counted, and who asks the store notes the count (`Asked`).
 """
 
 import asyncio
+import sys
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+
+from msgspec import Struct
 
 from stillfresh.backoff import pause_after, spread
 from stillfresh.bounded import SLICE, sliced
@@ -23,16 +29,27 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound=Hashable)
 
 SILENT: Final = float("-inf")
+NOTHING_HEARD: Final = -1
+"""`Entry.heard` of a copy that the store did not confirm, or of which it announced a change."""
+NOT_LISTENING: Final = sys.maxsize
+"""No entry counts as checked."""
 BEATS: Final = 3
 """Beats in one `memory_for`, so that one may be late."""
 SHORTEST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 1.0
-SET_BACK: Final = 10.0
-"""Seconds; longer than the time from a beat to the moment when the next is missed."""
 FIRST_RETRY: Final = 0.1
 LONGEST_RETRY: Final = 5.0
 MOST_NOTED: Final = 10_000
 """Announced keys of a resource that are remembered one by one."""
+
+
+class Asked(Struct, frozen=True, gc=False):
+    """When the store was asked: an answer says nothing of later changes."""
+
+    at: float
+    """By the clock."""
+    heard: int
+    """How many announcements had been heard."""
 
 
 class News:
@@ -45,14 +62,14 @@ class News:
         self._push = push
         self._cores = cores
         self._is_wanted = asyncio.Event()
-        self.since = float("inf")
-        """When it began to listen."""
+        self.heard = 0
+        """Announcements so far, with the beginnings of channels."""
+        self.since = NOT_LISTENING
+        """The count with which it began to listen."""
         self.proved_at = SILENT
         """When the last beat was sent that has come back."""
         self._left = 0
         """Tags whose keys are not all doubted yet."""
-        self._latest = SILENT
-        """`proved_at`, kept after a gap: it shows whether the clock was set back."""
 
     def want(self) -> None:
         """Listen from now on: memory or a watch needs it."""
@@ -65,27 +82,28 @@ class News:
         while True:
             try:
                 async with self._push.listen(self._tell) as channel:
-                    self.since = self._checked_from(self._runtime.clock())
+                    self.since = self.count()
                     await self._look_again()
                     while True:
                         sent = self._runtime.clock()
                         await channel.beat()
                         while self._left:  # noqa: ASYNC110 (an event for each turn costs more)
                             await asyncio.sleep(0)
-                        self.proved_at = self._latest = sent
+                        self.proved_at = sent
                         failures = 0
                         await self._runtime.sleep(self._pause())
             except StoreError:
                 failures += 1
             finally:
-                self.since = float("inf")
+                self.since = NOT_LISTENING
                 self.proved_at = SILENT
             pause = pause_after(failures, first=FIRST_RETRY, longest=LONGEST_RETRY)
             await self._runtime.sleep(spread(pause, self._runtime.dice))
 
-    def _checked_from(self, now: float) -> float:
-        """From when checked entries count. After a clock was set back, earlier ones do not."""
-        return now if now >= self._latest else self._latest + SET_BACK
+    def count(self) -> int:
+        """Count one more. Who asked the store before has a smaller number."""
+        self.heard += 1
+        return self.heard
 
     def _pause(self) -> float:
         lags = [core.spec.memory_for for core in self._cores.values() if core.spec.memory_for]
@@ -104,7 +122,7 @@ class News:
         """A slice in a turn of the loop. No beat counts before the last slice."""
         if len(keys) > SLICE:
             if core.memory.notices is not None:
-                core.memory.notices.doubt(self._runtime.clock())
+                core.memory.notices.doubt()
             self._left += 1
             self._runtime.loop.call_soon(self._doubt_rest, core, keys[SLICE:])
         for key in keys[:SLICE]:
@@ -118,11 +136,12 @@ class News:
         entry = core.memory.entries.get(key)
         notices = core.memory.notices
         if notices is not None:
-            notices.note(key, generation, self._runtime.clock())
+            notices.note(key, generation)
         if entry is not None and entry.copy.generation == generation:
             return  # memory has it already
         if entry is not None:
-            entry.until = entry.old_until = entry.since = entry.vouched = SILENT
+            entry.until = entry.old_until = entry.vouched = SILENT
+            entry.heard = NOTHING_HEARD
         if key in core.watcher.watches:
             core.watcher.look_again([key])
 
@@ -138,36 +157,41 @@ class Notices(Generic[K]):
 
     def __init__(self, news: News) -> None:
         self._news = news
-        self._announced: dict[K, tuple[float, str | None, float]] = {}
-        """When it was announced, the published generation, if any, and when another one was."""
-        self._others: tuple[float, str | None, float] = SILENT, None, SILENT
+        self._announced: dict[K, tuple[int, str | None, int]] = {}
+        """The count of its announcement, the published generation, if any, and another's count."""
+        self._others: tuple[int, str | None, int] = NOTHING_HEARD, None, NOTHING_HEARD
         """What counts as announced of any other key."""
 
-    def note(self, key: K, generation: str | None, now: float) -> None:
+    @property
+    def heard(self) -> int:
+        """Who asks the store now knows what was announced up to this number."""
+        return self._news.heard
+
+    def note(self, key: K, generation: str | None) -> None:
         if len(self._announced) >= MOST_NOTED:
-            self.doubt(now)
-        announced_at, published, other_at = self._announced.get(key, self._others)
-        self._announced[key] = (
-            now,
-            generation,
-            other_at if published == generation else announced_at,
-        )
+            self.doubt()
+        number = self._news.count()
+        announced, published, other = self._announced.get(key, self._others)
+        if published != generation:
+            other = announced
+        self._announced[key] = number, generation, other
 
-    def doubt(self, now: float) -> None:
+    def doubt(self) -> None:
         """From now on, treat every key as announced."""
+        number = self._news.count()
         self._announced.clear()
-        self._others = now, None, now
+        self._others = number, None, number
 
-    def is_known(self, key: K, generation: str, since: float) -> bool:
+    def is_known(self, key: K, generation: str, heard: int) -> bool:
         """True if nothing but its publication was announced since the store was asked for it."""
-        announced_at, published, other_at = self._announced.get(key, self._others)
-        return since > (other_at if generation == published else announced_at)
+        announced, published, other = self._announced.get(key, self._others)
+        return heard >= (other if generation == published else announced)
 
     def is_published(self, key: K, generation: str) -> bool:
         """True if this generation was the last that was announced for the key."""
         return key in self._announced and self._announced[key][1] == generation
 
-    def trusted_until(self, since: float, memory_for: float) -> float:
-        """Until when an entry checked at `since` may be served, if no change was announced."""
+    def trusted_until(self, heard: int, memory_for: float) -> float:
+        """Until when an entry that was checked then may be served, if no change was announced."""
         news = self._news
-        return news.proved_at + memory_for if since >= news.since else SILENT
+        return news.proved_at + memory_for if heard >= news.since else SILENT

@@ -20,6 +20,7 @@ from stillfresh.engine import rules
 from stillfresh.engine.changes import StoreStep
 from stillfresh.engine.fence import Start
 from stillfresh.engine.model import DELETE, KEEP, Amended, Loaded, OwnTerms, Stored
+from stillfresh.engine.news import Asked
 from stillfresh.engine.runtime import Runtime
 from stillfresh.errors import ConfigError, StoreError, error_text, shown
 from stillfresh.freshness import Policy
@@ -301,7 +302,7 @@ class Puts(Generic[K, V]):
 
         try:
             async with InTurn(self._core.loads.puts, keys):
-                since = runtime.clock()
+                asked = self._memory.asked_now()
                 with self._core.changes.overtaking(keys, voids=False) as step:
                     results = await self.settle(runtime, puts, is_void)
         except StoreError:
@@ -316,7 +317,7 @@ class Puts(Generic[K, V]):
                 continue
             if result.outcome is PutOutcome.MIXED:
                 mixed.append(self.mixed_error(known, result))
-            stored[known.key] = self._result_of(runtime, known, result, step, since)
+            stored[known.key] = self._result_of(runtime, known, result, step, asked)
         return stored
 
     async def settle(
@@ -363,12 +364,12 @@ class Puts(Generic[K, V]):
         known: Known[K, V],
         result: PutResult,
         step: StoreStep[K],
-        since: float,
+        asked: Asked,
     ) -> Stored:
         """What the store did, for the caller; memory and watchers take a value that was stored."""
         token = ""
         if result.is_stored:
-            self.note_stored(runtime, known, result, step, since)
+            self.note_stored(runtime, known, result, step, asked)
             token = self._core.owner.changed()
         version = unpacked_version(result.version) if result.version else None
         return Stored(stored=result.is_stored, version=version, token=token)
@@ -379,7 +380,7 @@ class Puts(Generic[K, V]):
         known: Known[K, V],
         result: PutResult,
         step: StoreStep[K],
-        since: float,
+        asked: Asked,
     ) -> None:
         """The store has stored the value: update memory and watchers, unless it was overtaken."""
         memory = self._memory
@@ -398,7 +399,7 @@ class Puts(Generic[K, V]):
         if copy.policy is FORGOTTEN or copy.value is UNREAD:
             return  # the next read asks the store
         outlook = memory.outlook(copy, memory.now())
-        memory.keep(known.key, copy, known.value, outlook, since)
+        memory.keep(known.key, copy, known.value, outlook, asked)
         if known.late is not None:
             memory.retag(known.key, copy.generation, known.late)
         self._core.watcher.tell(known.key, copy, known.value, outlook)

@@ -22,6 +22,7 @@ from stillfresh.engine.blocks import read_past
 from stillfresh.engine.changes import StoreStep
 from stillfresh.engine.entry import Entry
 from stillfresh.engine.model import Answer, Outcome, OwnLoad, Read
+from stillfresh.engine.news import Asked
 from stillfresh.engine.rules import FOR_EVER, NOTHING, MustLoad, Plan, Serve
 from stillfresh.engine.runtime import ReadNow, Runtime
 from stillfresh.engine.spans import apart
@@ -121,7 +122,8 @@ class Reads(Generic[K, V]):
         Then the entry's answer stands, and nothing else is to be done.
         """
         memory = self._memory
-        now = runtime.clock()
+        asked = memory.asked_now()
+        now = asked.at
         id_ = self._names.text(key)
         unread: set[K] = set()
         records = await self._core.store_reads.records(runtime, {key: id_}, unread)
@@ -139,7 +141,7 @@ class Reads(Generic[K, V]):
             return entry.answer
         waiter: Waiter[K, V] = Waiter(patience=patience)
         waiter.notes.unread |= unread
-        return (await self.answers([key], waiter, stored=EarlierRead(now, records)))[key]
+        return (await self.answers([key], waiter, stored=EarlierRead(asked, records)))[key]
 
     async def answers(
         self,
@@ -219,7 +221,8 @@ class Reads(Generic[K, V]):
         Returns the keys to load, and what is stored of them. A key that was served may be among
         them: it is loaded in the background.
         """
-        now = runtime.clock() if stored is None else stored.asked_at
+        asked = self._memory.asked_now() if stored is None else stored.asked
+        now = asked.at
         if from_memory is None or stored is not None:
             texts = self._names.texts(keys)
         elif waiter.at_least is None:
@@ -247,7 +250,7 @@ class Reads(Generic[K, V]):
             plan, outcome = self._plan(
                 key,
                 record,
-                now,
+                asked,
                 waiter.max_age,
                 unverified=unverified,
                 at_least=waiter.at_least is not None,
@@ -267,16 +270,17 @@ class Reads(Generic[K, V]):
         self,
         key: K,
         record: Record,
-        now: float,
+        asked: Asked,
         max_age: float,
         *,
         unverified: bool,
         at_least: bool = False,
     ) -> tuple[Plan, Outcome[V] | None]:
         """The plan for a key, and its outcome if that needs no load."""
+        now = asked.at
         plan = rules.plan_read(record, now, self._spec.lease_for, max_age, at_least=at_least)
         if isinstance(plan, Serve):
-            answer = self._memory.serve(key, plan, now, unverified=unverified)
+            answer = self._memory.serve(key, plan, now, asked, unverified=unverified)
             if answer is not None:
                 return plan, answer
         failure = rules.cooling(record.failure, now)
@@ -417,7 +421,8 @@ class Reads(Generic[K, V]):
         at_least = demanded()
         async for batch in sliced(keys):
             self._core.check_open(runtime)  # since the last slice
-            now = runtime.clock()
+            asked = self._memory.asked_now()
+            now = asked.at
             if at_least is not None:
                 texts = self._names.texts(batch)
             else:
@@ -434,7 +439,7 @@ class Reads(Generic[K, V]):
                 _, outcome = self._plan(
                     key,
                     record,
-                    now,
+                    asked,
                     max_age,
                     unverified=unverified,
                     at_least=at_least is not None,
@@ -452,7 +457,8 @@ class Reads(Generic[K, V]):
         runtime = await self._core.ready()
         id_ = self._names.text(key)
         unread: set[K] = set()
-        now = runtime.clock()
+        asked = self._memory.asked_now()
+        now = asked.at
         records = await self._core.store_reads.records(runtime, {key: id_}, unread, demanded())
         record = records.get(id_, NOTHING)
         copy = record.copy
@@ -463,7 +469,7 @@ class Reads(Generic[K, V]):
             return None
         failure = None if verdict is Verdict.FRESH else record.failure
         plan = Serve(copy, verdict, failure=failure)
-        return self._memory.serve(key, plan, now, unverified=bool(unread))
+        return self._memory.serve(key, plan, now, asked, unverified=bool(unread))
 
     def from_entry(self, key: K, entry: Entry[K, V], now: float) -> Answer[V] | None:
         """The answer that an entry gives without waiting, counted as a read; or None.
@@ -523,7 +529,7 @@ class Reads(Generic[K, V]):
 class EarlierRead(NamedTuple):
     """What the store has of a key, and when it was asked."""
 
-    asked_at: float
+    asked: Asked
     records: dict[str, Record]
 
 

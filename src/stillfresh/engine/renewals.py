@@ -63,7 +63,7 @@ class Renewals(Generic[K, V]):
         terms = core.spec.terms
         runtime = await core.ready()
         texts = core.names.texts(keys)
-        since = runtime.clock()
+        asked = memory.asked_now()
         records = memory.readable(texts, await core.store_reads.records(runtime, texts, unread))
         now = runtime.clock()
         for key, record in records.items():
@@ -73,7 +73,7 @@ class Renewals(Generic[K, V]):
             plan = Serve(copy, rules.verdict_of(copy, now))
             if plan.verdict is not Verdict.FRESH:
                 continue
-            answer = memory.serve(key, plan, now, Origin.ANOTHER, since)
+            answer = memory.serve(key, plan, now, asked, Origin.ANOTHER)
             if answer:
                 watcher.landed(key, answer, rules.watched_until(copy, terms), now)
         times = rules.refresh_times(records, now, terms, watcher.absent)

@@ -140,7 +140,8 @@ class ThreadFace(Face[K, V]):
             return None
         texts = core.names.texts(keys)
         began = core.fence.clock.now
-        now = runtime.clock()
+        asked = memory.asked_now()
+        now = asked.at
         plans: dict[K, Serve] = {}
         try:
             records = runtime.read_in_thread(core.spec.kind, list(texts.values()))
@@ -160,7 +161,7 @@ class ThreadFace(Face[K, V]):
         with cast("SharedLoop", runtime.loop).borrowed():
             if core.runtime is not runtime or core.fence.clock.last_change > began:
                 return None  # the store may have answered before the change
-            served = {key: memory.serve(key, plan, now) for key, plan in plans.items()}
+            served = {key: memory.serve(key, plan, now, asked) for key, plan in plans.items()}
         return {key: answer for key, answer in served.items() if answer is not None}
 
     def _answers_of(self, plans: Mapping[K, Serve]) -> dict[K, Answer[V]]:

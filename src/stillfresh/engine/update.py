@@ -96,12 +96,12 @@ class Updates(Generic[K, V]):
         sent = rules.stamped(runtime.clock())
         known = self._puts.prepare(runtime, key, DELETE, sent)
         put = known.as_put(When.LIVE_COPY)
-        since = runtime.clock()
+        asked = self._core.memory.asked_now()
         with self._core.changes.overtaking([key]) as step:
             results = await self._puts.settle(runtime, {known.id: put}, lambda _: False)
         result = results[known.id]
         if result.is_stored:
-            self._puts.note_stored(runtime, known, result, step, since)
+            self._puts.note_stored(runtime, known, result, step, asked)
             self._core.owner.changed()
         return result
 
@@ -121,13 +121,13 @@ class Updates(Generic[K, V]):
             def is_void(_: str) -> bool:
                 return start.is_void(key, known.every_tag)
 
-            since = runtime.clock()
+            asked = self._core.memory.asked_now()
             with self._core.changes.overtaking([key], voids=False) as step:
                 results = await self._puts.settle(runtime, {known.id: put}, is_void)
         result = results.get(known.id, PutResult(PutOutcome.REFUSED))
         match result.outcome:
             case PutOutcome.STORED | PutOutcome.REPLACED:
-                self._puts.note_stored(runtime, known, result, step, since)
+                self._puts.note_stored(runtime, known, result, step, asked)
                 self._core.owner.changed()
                 return True, self._answer_of(key, known.copy, runtime.clock())
             case PutOutcome.KEPT:
