@@ -16,7 +16,8 @@ async def served(app: Any) -> AsyncIterator[str]:
         app, ws="websockets-sansio", lifespan="on", log_level="warning", timeout_graceful_shutdown=2
     )
     server = uvicorn.Server(config)
-    with socket.socket() as listener:
+    # With the protocol, asyncio sends each part of an answer at once (`bound` says more).
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         running = asyncio.ensure_future(server.serve(sockets=[listener]))
         async with asyncio.timeout(30):

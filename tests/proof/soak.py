@@ -54,6 +54,7 @@ port = 0
 
 [pages]
 upstream = "{site}"
+ignore_cookies = ["_ga*"]
 
 [kinds.post]
 batch_url = "{site}/views"
