@@ -393,6 +393,25 @@ class TestE23File:
             assert await shrunk(store) <= MOST
             assert await kept(store, ids[:10]) == set(ids[:5])
 
+    async def test_a_copy_that_one_eviction_spares_outlives_the_next_ones(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        """It was read, which was only noted in memory until then."""
+        ids = [f"{number:03}" for number in range(20)]
+        async with opened("sqlite", tmp_path / "cache.db", clock) as store:
+            for id_ in ids:
+                await publish(store, clock, id_)
+                clock.advance(1)
+            await store.read("post", ids[:5])
+            evicted: set[int] = set()
+            for number in range(10):
+                await publish(store, clock, f"new-{number}")
+                clock.advance(1)
+                await shrunk(store)
+                evicted.add((await store.stats()).evicted or 0)
+            assert len(evicted - {0}) > 1  # more than one eviction
+            assert await kept(store, ids[:5]) == set(ids[:5])
+
     async def test_a_copy_that_another_process_used_is_kept(
         self, tmp_path: Path, clock: ManualClock
     ) -> None:

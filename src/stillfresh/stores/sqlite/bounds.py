@@ -2,7 +2,8 @@
 
 The first process that opens a file with a limit adds triggers that count every write, for each
 kind, and a column and an index of the last use. A read writes nothing: it is noted in memory, and
-notes are written together, at most once a minute for each copy.
+notes are written together, at most once a minute for each copy. An eviction spares the copies that
+are noted, and writes their uses.
 """
 
 from collections import defaultdict
@@ -11,7 +12,7 @@ from functools import cache, partial
 from heapq import merge
 from itertools import islice
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 import apsw
 
@@ -27,7 +28,8 @@ MOST_NOTED: Final = 100_000
 SLICE: Final = 200
 """Copies that one step drops, or whose use it writes."""
 SLICE_BYTES: Final = 4_000_000
-"""Bytes that one step drops: SQLite visits the pages of long values one by one."""
+"""Bytes that one step drops: SQLite visits the pages of long values one by one. A write of more
+than half of this drops twice what it wrote."""
 
 _USED: Final = "max(coalesce(last_used_at, 0), coalesce(last_updated_at, 0))"
 _SIZE: Final = "(200 + 3 * octet_length({row}id) + coalesce(octet_length({row}value), 0))"
@@ -87,13 +89,52 @@ class ReadNotes:
             self._left = MOST_NOTED
         return {kind: list(ids) for kind, ids in noted.items()}
 
+    def take_some(self, kind: str, ids: Iterable[str]) -> list[str]:
+        """Those of these ids that are noted; they are noted no more."""
+        with self._lock:
+            noted = self._ids[kind]
+            taken = [id_ for id_ in ids if id_ in noted]
+            noted.difference_update(taken)
+            self._left += len(taken)
+        return taken
+
     def has(self, kind: str, id_: str) -> bool:
         with self._lock:
             return id_ in self._ids[kind]
 
-    def remove(self, kind: str, ids: Iterable[str]) -> None:
-        with self._lock:
-            self._ids[kind].difference_update(ids)
+
+class EvictionStep(NamedTuple):
+    """What one step does with the least recently used copies: sizes by kind and id."""
+
+    dropped: dict[str, dict[str, int]]
+    spared: dict[str, dict[str, int]]
+    """They were read since their use was last written."""
+    excess: float
+    """Bytes above the limit that are left."""
+
+
+def planned_step(
+    oldest: Iterable[Row], was_read: Callable[[str, str], bool], excess: float, most_bytes: int
+) -> EvictionStep:
+    """Drop copies, the oldest first, until the excess is gone, but no more bytes than that."""
+    dropped = defaultdict[str, dict[str, int]](dict)
+    spared = defaultdict[str, dict[str, int]](dict)
+    left = most_bytes
+    for _, kind, id_, size in oldest:
+        if excess <= 0 or left <= 0:
+            break
+        if was_read(kind, id_):
+            spared[kind][id_] = size
+            continue
+        dropped[kind][id_] = size
+        excess -= size
+        left -= size
+    if spared and not dropped:  # all are in use, and still one must go
+        kind, sizes = next(iter(spared.items()))
+        id_, size = sizes.popitem()
+        dropped[kind][id_] = size
+        excess -= size
+    return EvictionStep(dropped, spared, excess)
 
 
 class FileBounds:
@@ -107,7 +148,7 @@ class FileBounds:
         self._connection: apsw.Connection | None = None
         self._ready: set[str] = set()
         """Kinds that are counted in this file."""
-        self._is_shrinking = False
+        self._is_evicting = False
 
     def note(self, kind: str, ids: Iterable[str]) -> None:
         """Note that these copies were read."""
@@ -118,7 +159,7 @@ class FileBounds:
         jobs: list[Callable[[apsw.Connection], None]] = []
         for kind, ids in self._notes.take().items():
             jobs += [
-                partial(self._use, kind=kind, ids=ids[start : start + SLICE])
+                partial(self._write_uses, kind=kind, ids=ids[start : start + SLICE])
                 for start in range(0, len(ids), SLICE)
             ]
         return jobs
@@ -126,7 +167,8 @@ class FileBounds:
     def make_room(self, connection: apsw.Connection, kind: str, copies: Mapping[str, Copy]) -> bool:
         """Call after these copies were written, in the same transaction. True if more must go.
 
-        Each write evicts up to twice its size, so that no backlog grows.
+        Each write drops up to twice as many copies as it wrote, and a few more, so that no backlog
+        grows.
         """
         sizes = {
             id_: len(copy.value) for id_, copy in copies.items() if isinstance(copy.value, bytes)
@@ -136,7 +178,9 @@ class FileBounds:
             self._drop(connection, kind, large)  # nothing else is dropped for it
         # Without a noted use, a copy counts as used when it was fetched, which may be long ago.
         old = self._clock() - WRITTEN_EVERY
-        self._use(connection, kind, [id_ for id_, copy in copies.items() if copy.fetched_at < old])
+        self._write_uses(
+            connection, kind, [id_ for id_, copy in copies.items() if copy.fetched_at < old]
+        )
         return self.shrink(connection, 2 * len(copies) + 8, 2 * sum(sizes.values()))
 
     def count(self, connection: apsw.Connection, *kinds: str) -> None:
@@ -161,38 +205,25 @@ class FileBounds:
         self.count(connection, *kinds)
         size_now = connection.execute(SELECT_HELD).get[0]
         # Once begun, it goes on to below the limit, so that not every write has to evict.
-        self._is_shrinking = size_now > (self._goal if self._is_shrinking else self._most)
-        if not self._is_shrinking:
+        self._is_evicting = size_now > (self._goal if self._is_evicting else self._most)
+        if not self._is_evicting:
             return False
-        # Sizes of copies by kind and id: those to drop, and those that were read meanwhile.
-        dropped = defaultdict[str, dict[str, int]](dict)
-        used = defaultdict[str, dict[str, int]](dict)
+        oldest = islice(self._oldest(connection, kinds), min(most, SLICE))
         excess = size_now - self._goal
-        allowed = max(most_bytes, SLICE_BYTES)
-        for _, kind, id_, size in islice(self._oldest(connection, kinds), min(most, SLICE)):
-            if excess <= 0 or allowed <= 0:
-                break
-            if self._notes.has(kind, id_):
-                used[kind][id_] = size
-                continue
-            dropped[kind][id_] = size
-            excess -= size
-            allowed -= size
-        if used and not dropped:  # all are in use, and still one must go
-            kind, sizes = next(iter(used.items()))
-            dropped[kind] = dict([sizes.popitem()])
-        for kind, ids in used.items():
-            self._use(connection, kind, ids)
-            self._notes.remove(kind, ids)
-        for kind, sizes in dropped.items():
+        step = planned_step(oldest, self._notes.has, excess, max(most_bytes, SLICE_BYTES))
+        for kind, sizes in step.dropped.items():
+            self._notes.take_some(kind, sizes)
             self._drop(connection, kind, sizes)
-        return excess > 0 and bool(dropped or used)
+        for kind, sizes in step.spared.items():
+            # Written now: without a note, the next step would find it the oldest again.
+            self._write_uses(connection, kind, self._notes.take_some(kind, sizes))
+        return step.excess > 0 and bool(step.dropped or step.spared)
 
     def _oldest(self, connection: apsw.Connection, kinds: Iterable[str]) -> Iterable[Row]:
         now = at_most(self._clock())
         return merge(*(connection.execute(_sql("oldest", kind), (now,)) for kind in kinds))
 
-    def _use(self, connection: apsw.Connection, kind: str, ids: Iterable[str]) -> None:
+    def _write_uses(self, connection: apsw.Connection, kind: str, ids: Iterable[str]) -> None:
         self.count(connection, kind)
         now = at_most(self._clock())
         connection.executemany(_sql("use", kind), [(now, id_) for id_ in ids])
