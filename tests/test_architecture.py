@@ -30,6 +30,7 @@ ROOMS = [
         "forks",
         "logs",
         "nines",
+        "repeated_lines",
         "tasks",
         "turns",
         "virtual_loop",

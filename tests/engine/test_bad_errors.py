@@ -222,3 +222,22 @@ class TestE25Answers:
         with pytest.raises(StillfreshError):
             await prices("a")
         assert (await prices.explain("a")).retry_at == pytest.approx(clock() + 20)
+
+
+class TestE7Log:
+    async def test_hundreds_of_failures_a_second_are_a_few_lines(
+        self, cache: Cache, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A site that is down fails each page by itself; one line a second tells an operator."""
+
+        @cache.batched("page", fresh_for=30, max_batch=1)
+        async def pages(_: list[str]) -> Mapping[str, int]:
+            raise ConnectionError("the site is down")
+
+        for number in range(500):
+            clock.advance(0.01)
+            with pytest.raises(LoadFailed):
+                await pages(f"/{number}")
+        assert len(caplog.messages) <= 20 + 5
+        left_out = [line for line in caplog.messages if "more like it were left out" in line]
+        assert 4 <= len(left_out) <= 5

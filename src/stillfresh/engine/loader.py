@@ -33,6 +33,7 @@ from stillfresh.errors import (
     without_secrets,
 )
 from stillfresh.freshness import Policy
+from stillfresh.repeated_lines import RepeatedLines
 from stillfresh.stores.contract import Ask, Copy, Failure, Grant, LateTags, Lease, Record
 from stillfresh.tasks import forget_cancellations
 from stillfresh.turns import THIS_THREAD
@@ -86,6 +87,8 @@ class Loader(Generic[K, V]):
         self.runtime = runtime
         self._counts = counts
         self._passes_on = passes_on
+        self._store_failures = RepeatedLines(logger)
+        self._load_failures = RepeatedLines(logger)
 
     async def asked(self, what: str, step: Awaitable[T]) -> T | None:
         """The store's answer; None if it is unavailable."""
@@ -97,7 +100,8 @@ class Loader(Generic[K, V]):
 
     def _note_failure(self, what: str, exc: StoreError) -> None:
         self._counts.store_errors += 1
-        logger.warning("%s: the store could not %s: %s", self.spec.kind, what, exc)
+        line = f"{self.spec.kind}: the store could not {what}: {exc}"
+        self._store_failures.warn(self.runtime.clock(), line)
 
     def asks(self, works: Iterable[Work[K, V]]) -> tuple[list[Ask], dict[str, LoadResult[V]]]:
         """A key whose tags are unknown could not be invalidated by them: only it fails."""
@@ -288,11 +292,12 @@ class Loader(Generic[K, V]):
         return LoadResult(failure=failure, error=raised)
 
     def _log(self, results: Mapping[str, LoadResult[V]]) -> None:
-        """Log once for a batch."""
+        """Log once for a batch; not each one, if hundreds a second fail."""
         errors = [result.error for result in results.values() if result.failure is not None]
         if errors:
             of = f"{len(errors)} of {len(results)} failed; " if len(results) > 1 else ""
-            logger.warning("%s%s", of, without_secrets(str(errors[0])))
+            line = f"{of}{without_secrets(str(errors[0]))}"
+            self._load_failures.warn(self.runtime.clock(), line)
 
     async def _call(self, load: "Load[K, V]") -> dict[K, object]:
         """The value or the error of each key. Runs to the end, whatever callers do.

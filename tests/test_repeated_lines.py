@@ -1,0 +1,57 @@
+"""Lines that come by the hundred a second do not fill a log."""
+
+import logging
+
+import pytest
+
+from stillfresh.repeated_lines import AT_ONCE, RepeatedLines
+
+logger = logging.getLogger("stillfresh.test")
+
+
+@pytest.fixture
+def lines() -> RepeatedLines:
+    return RepeatedLines(logger)
+
+
+def test_the_first_lines_are_all_written(
+    lines: RepeatedLines, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(AT_ONCE):
+        lines.warn(1_000.0, f"failure {number}")
+    assert caplog.messages == [f"failure {number}" for number in range(AT_ONCE)]
+
+
+def test_after_that_one_line_a_second_says_how_many_were_left_out(
+    lines: RepeatedLines, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(AT_ONCE + 300):
+        lines.warn(1_000.0 + number / 100, "page: the site is down")
+    later = caplog.messages[AT_ONCE:]
+    assert len(later) == 3
+    assert all(
+        line == "page: the site is down; 99 more like it were left out" for line in later[1:]
+    )
+
+
+def test_a_quiet_time_lets_lines_through_again(
+    lines: RepeatedLines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the first of them says what was left out before."""
+    for _ in range(AT_ONCE + 5):
+        lines.warn(1_000.0, "before")
+    caplog.clear()
+    lines.warn(1_000.0 + 3_600, "after")
+    lines.warn(1_000.0 + 3_600, "after")
+    assert caplog.messages == ["after; 5 more like it were left out", "after"]
+
+
+def test_a_clock_that_is_set_back_neither_ends_the_lines_nor_lets_all_through(
+    lines: RepeatedLines, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(AT_ONCE + 5):
+        lines.warn(1_000.0, "before")
+    caplog.clear()
+    lines.warn(10.0, "set back")
+    lines.warn(11.0, "a second later")
+    assert caplog.messages == ["a second later; 6 more like it were left out"]
