@@ -29,11 +29,12 @@ class Upstream:
         self.prices: list[list[str]] = []
         self.inboxes: list[tuple[str, list[str]]] = []
         self.version = 1
+        self.missing = {"absent"}
         self.failing: set[str] = set()
 
     async def price(self, ids: list[str]) -> dict[str, int]:
         self.prices.append(ids)
-        return {id_: self.version for id_ in ids if id_ != "absent"}
+        return {id_: self.version for id_ in ids if id_ not in self.missing}
 
     async def inbox(self, ids: list[str], viewer_id: str) -> dict[str, str]:
         self.inboxes.append((viewer_id, ids))
@@ -329,6 +330,22 @@ class TestC14Hub:
             guest.set_visible(True)
             await turns()
             assert guest.take(10) == []
+
+    async def test_an_absence_is_forgotten_when_the_last_visible_viewer_hides(
+        self, hub: Hub, upstream: Upstream, clock: ManualClock, sleeper: Sleeper
+    ) -> None:
+        """Nobody watches the item then, and it may come back: the next viewer is told what is."""
+        with hub.connect("ann") as ann, hub.connect("bob") as bob:
+            ann.subscribe("price", "absent")
+            assert not (await anext(ann)).answer.found
+            ann.set_visible(False)
+            upstream.missing = set()
+            await passes(sleeper, clock, 3600)
+            bob.subscribe("price", "absent")
+            assert await news(bob) == {"absent": 1}
+            ann.set_visible(True)
+            assert await news(ann) == {"absent": 1}
+            assert upstream.prices == [["absent"]] * 2
 
     async def test_bad_kinds_bad_ids_and_too_many_subscriptions_are_refused(
         self, hub: Hub, tmp_path: Path
