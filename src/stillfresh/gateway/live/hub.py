@@ -4,6 +4,22 @@ Each kind is a resource of the engine, with one watch. An id that any number of 
 one key of that watch: it is refreshed once, and once for all processes that share the store. The
 views of a kind that is per viewer are keyed by viewer and id, and never shown to another viewer.
 
+Towards an item, a connection is in one of three states, and each keeps something else:
+
+visible: It subscribes, and is one of `Viewed.viewers`. The watch has the item's key, so the item is
+refreshed, and the connection is notified of each new copy, and of failures and absences that are
+news.
+
+hidden: It subscribes, and `set_visible(False)` was called. It still counts in `Viewed.holders`, so
+the `Viewed` stays, with the text of its last view. The connection keeps what was sent last and what
+was not read yet, and is not notified. If no connection is visible, the watch drops the key: nothing
+refreshes the item, and the hub forgets that it was absent, since it may come back and nobody would
+say so. The watch itself stays open. A connection that becomes visible again reads what has changed.
+
+gone: It was closed, or has unsubscribed. The hub keeps nothing of it. The `Viewed` goes with the
+last connection that subscribes to it, the watches close with the last connection of all. Hidden
+ones count for both.
+
 A new copy waits in `_coming`. The task `_spread` takes all that wait as one moment, collects the
 news of each viewer, and notifies them in short turns of the loop, so that each viewer gets the news
 of a moment at once. Copies that arrive meanwhile belong to the next moment. News are collected from
@@ -55,8 +71,12 @@ class Viewed:
         self.viewers: dict[Connection, None] = {}
         """The visible ones, which are notified."""
         self.absent: Answer[Any] | None = None
-        """The last answer, if it does not exist: viewers that come later get it."""
+        """The last answer, if the item does not exist: viewers that come later get it.
+
+        Only while there are visible viewers: without them, nobody would say that it exists again.
+        """
         self.text: ViewText | None = None
+        """The newest view that was sent, as text."""
 
 
 class Hub:
@@ -76,7 +96,7 @@ class Hub:
         self._viewed: dict[str, dict[str, Viewed]] = {name: {} for name in self._kinds}
         """All subscribed ids, by key."""
         self._watches: dict[str, Watch[str, Any]] = {}
-        """Open while somebody is connected."""
+        """One for each kind, open while somebody is connected, visible or hidden."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._coming: dict[Viewed, Answer[Any]] = {}
         self._moment: dict[Viewed, Answer[Any]] = {}
@@ -163,7 +183,7 @@ class Hub:
         self.subscriptions[viewed.kind.name] += 1
 
     def remove_subscriber(self, viewed: Viewed) -> None:
-        """Count one connection less."""
+        """Count one connection less; the last one takes the `Viewed` along."""
         viewed.holders -= 1
         self.subscriptions[viewed.kind.name] -= 1
         if not viewed.holders:
@@ -178,14 +198,18 @@ class Hub:
             connection.tell()
 
     def stop_notifying(self, viewed: Viewed, connection: Connection) -> None:
-        """Stop notifying this connection, and stop watching ids that no connection needs."""
+        """Stop notifying this connection: it hides, or ends its subscription.
+
+        An item without a visible viewer is not watched. Its `Viewed` stays while a hidden
+        connection subscribes to it.
+        """
         viewed.viewers.pop(connection, None)
         if not viewed.viewers:
             self._watches[viewed.kind.name].discard(viewed.key)
             viewed.absent = None
 
     def disconnect(self, connection: Connection) -> None:
-        """Forget a connection that was closed; without any, nothing is watched."""
+        """Forget a connection that was closed; with the last one, the watches close."""
         self._connections.pop(connection, None)
         self._untold.pop(connection, None)
         if not self._connections:
@@ -211,12 +235,10 @@ class Hub:
             self._loop = loop
 
     def _watch(self, name: str) -> Watch[str, Any]:
-        viewed = self._viewed[name]
+        def note(update: Update[str, Any]) -> None:
+            self._note_arrival(self._viewed[name][update.key], update.answer)
 
-        def tell(update: Update[str, Any]) -> None:
-            self._note_arrival(viewed[update.key], update.answer)
-
-        return self._resources[name].watch(tell=tell, fail=tell, end=self._end).__enter__()
+        return self._resources[name].watch(tell=note, fail=note, end=self._end).__enter__()
 
     def _end(self) -> None:
         """The cache closes, or the last viewer has gone."""
