@@ -9,7 +9,7 @@ from math import ceil
 
 from stillfresh.errors import LoadFailed, StillfreshError
 from stillfresh.gateway.live import Connection, Hub
-from stillfresh.gateway.live.hub import joined
+from stillfresh.gateway.live.resources import viewer_key
 from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import Observed, Process, Promise, Version, World
 
@@ -29,7 +29,7 @@ LONGEST = 35.0
 
 @cache
 def own_key(viewer_id: str, id_: str) -> str:
-    return joined(viewer_id, id_)
+    return viewer_key(viewer_id, id_)
 
 
 class Viewer:

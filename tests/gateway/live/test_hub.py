@@ -14,7 +14,7 @@ from stillfresh import Answer, Cache, ConfigError, LoadFailed, NotOpen, Stillfre
 from stillfresh.engine.lane import LaneState
 from stillfresh.gateway.live import Connection, Hub, HubUpdate
 from stillfresh.gateway.live import hub as live_hub
-from stillfresh.gateway.live.hub import joined
+from stillfresh.gateway.live.resources import viewer_key
 from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import START, turns
@@ -559,14 +559,14 @@ class TestC14Take:
             assert await news(ann) == {"1": "ann's 1"}
             upstream.failing = {"ann"}
             for _ in range(2):
-                await hub.resource("inbox").invalidate(joined("ann", "1"))
+                await hub.resource("inbox").invalidate(viewer_key("ann", "1"))
                 await comes(lambda: ann.waiting)
             await turns()
             [failed] = ann.take(9)
             assert failed.answer.value == "ann's 1"
             assert failed.answer.error is not None
             upstream.failing = set()
-            await hub.resource("inbox").refresh(joined("ann", "1"))
+            await hub.resource("inbox").refresh(viewer_key("ann", "1"))
             await turns()
             [well] = ann.take(9)
             assert well.answer.error is None
@@ -619,13 +619,13 @@ class TestC14Take:
             ann.subscribe("inbox", "1")
             await comes(lambda: ann.waiting)
             upstream.failing = {"ann"}
-            await hub.resource("inbox").invalidate(joined("ann", "1"))
+            await hub.resource("inbox").invalidate(viewer_key("ann", "1"))
             await comes(lambda: len(upstream.inboxes) == 2)
             await turns()
             assert await news(ann) == {"1": "ann's 1"}
             upstream.failing = set()
             seen = asyncio.ensure_future(anext(ann))
-            await hub.resource("inbox").refresh(joined("ann", "1"))
+            await hub.resource("inbox").refresh(viewer_key("ann", "1"))
             assert (await seen).answer.error is None
 
     async def test_becoming_another_viewer_keeps_shared_subscriptions_only(
@@ -657,7 +657,7 @@ class TestC14Take:
             viewer.set_visible(False)
             upstream.version = 2
             await hub.resource("price").refresh("a")
-            await hub.resource("inbox").refresh(joined("ann", "1"))
+            await hub.resource("inbox").refresh(viewer_key("ann", "1"))
             viewer.set_visible(True)
             viewer.become("bob")
             assert await news(viewer) == {"a": 2}

@@ -32,15 +32,14 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from stillfresh.bounded import sliced
 from stillfresh.checks import checked_whole
 from stillfresh.engine import Answer, Cache, Resource, Update, Watch
 from stillfresh.engine.keys import checked_id, checked_text
-from stillfresh.engine.rules import ABSENT, NOTHING, results_of, without_cause
-from stillfresh.errors import ConfigError, StillfreshError, StoreError, shown
+from stillfresh.engine.rules import without_cause
+from stillfresh.errors import ConfigError, StillfreshError, shown
 from stillfresh.gateway.live.connection import Connection
+from stillfresh.gateway.live.resources import resource_for, viewer_key
 from stillfresh.systems.coordinator import Kind, checked_kinds
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ class Hub:
         """Return the kind, the id and the key, all checked."""
         known = self.kind(kind, viewer_id)
         text = checked_text(kind, id_, str)
-        key = joined(str(viewer_id), text) if known.per_viewer else text
+        key = viewer_key(str(viewer_id), text) if known.per_viewer else text
         return known, text, checked_id(kind, key)
 
     def resource(self, name: str) -> Resource[str, Any]:
@@ -334,66 +333,3 @@ def have_same_viewers(copies: Iterable[Viewed]) -> bool:
     if len(first.viewers) * len(others) > COMPARED:
         return False
     return all(viewed.viewers.keys() == first.viewers.keys() for viewed in others)
-
-
-def joined(viewer_id: str, id_: str) -> str:
-    """Return the key of one viewer's own view."""
-    return msgspec.json.encode((viewer_id, id_)).decode()
-
-
-async def stored_of(
-    cache: Cache, kind: Kind, ids: list[str], keys: list[str]
-) -> dict[str, dict[str, bytes]]:
-    """The stored bytes, for a fetch that asks whether they are still right; see `Kind.codec`."""
-    if kind.codec is None:
-        return {}
-    try:
-        records = await (await cache.store()).read(kind.name, keys)
-    except StoreError:
-        records = {}
-    copies = ((id_, records.get(key, NOTHING).copy) for id_, key in zip(ids, keys, strict=True))
-    values = {id_: copy.value for id_, copy in copies if copy is not None}
-    return {"stored": {id_: value for id_, value in values.items() if isinstance(value, bytes)}}
-
-
-def resource_for(cache: Cache, kind: Kind) -> Resource[str, Any]:
-    async def shared(ids: list[str]) -> dict[str, Any]:
-        more = await stored_of(cache, kind, ids, ids)
-        return await kind.fetch(ids, **more)  # type: ignore[return-value]  # the engine checks it
-
-    async def fetched(viewer_id: str, ids: list[str]) -> dict[str, object]:
-        """Call and check in its own task: an error of one viewer reaches no other."""
-        keys = [joined(viewer_id, id_) for id_ in ids]
-        more = await stored_of(cache, kind, ids, keys)
-        return results_of(kind.name, ids, await kind.fetch(list(ids), viewer_id, **more))
-
-    async def per_viewer(keys: list[str]) -> dict[str, Any]:
-        """Send one request for each viewer; if one fails, only its own ids fail."""
-        ids_by_viewer: dict[str, list[str]] = {}
-        for key in keys:
-            viewer_id, id_ = msgspec.json.decode(key, type=tuple[str, str])
-            ids_by_viewer.setdefault(viewer_id, []).append(id_)
-        requests = (fetched(viewer_id, ids) for viewer_id, ids in ids_by_viewer.items())
-        answers = await asyncio.gather(*requests, return_exceptions=True)
-        views: dict[str, Any] = {}
-        for (viewer_id, ids), answer in zip(ids_by_viewer.items(), answers, strict=True):
-            results = dict.fromkeys(ids, answer) if isinstance(answer, BaseException) else answer
-            views |= {joined(viewer_id, id_): view for id_, view in results.items()}
-        return {key: view for key, view in views.items() if view is not ABSENT}
-
-    declare = cache.batched(
-        kind.name,
-        fresh_for=kind.fresh_for,
-        stale_for=kind.stale_for,
-        error_for=kind.error_for,
-        absent_for=kind.absent_for,
-        memory_for=kind.memory_for,
-        max_batch=kind.max_batch,
-        concurrency=kind.concurrency,
-        codec=kind.codec,
-        objective=kind.objective,
-        check=kind.check,
-        true_within=kind.true_within,
-        check_calls=kind.check_calls,
-    )
-    return declare(per_viewer if kind.per_viewer else shared)
