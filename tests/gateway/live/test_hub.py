@@ -537,7 +537,7 @@ class TestC14Take:
                 await comes(lambda: told)
         assert "ZeroDivisionError" in caplog.text
 
-    async def test_show_sends_stored_copies_that_the_viewer_does_not_have(self, hub: Hub) -> None:
+    async def test_a_new_viewer_gets_stored_copies_that_it_does_not_have(self, hub: Hub) -> None:
         """Without a load; not the copy that the viewer has, and not what is not subscribed."""
         fetched_at = (await hub.get("price", "a")).fetched_at
         await hub.get("price", "b")
@@ -546,7 +546,7 @@ class TestC14Take:
                 connection.subscribe("price", id_)
             had = {"a": fetched_at, "b": None, "new": None, "no": None}
             for id_, since in had.items():
-                connection.show(hub.find("price", id_, None), since)
+                connection.read_present(hub.find("price", id_, None), since)
             assert await news(connection, 2) == {"b": 1, "new": 1}
             assert connection.take(9) == []
 
@@ -604,7 +604,7 @@ class TestC14Take:
             [failed] = ann.take(9)
             await ann.get("inbox", "1")
             kept = [failed.answer, *ann._last_sent.values()]
-            ann.show(hub.find("inbox", "1", "ann"))
+            ann.read_present(hub.find("inbox", "1", "ann"))
             await comes(lambda: ann.waiting)
             kept += ann.waiting.values()
             errors = [it.error for it in kept if isinstance(it, Answer)]
@@ -720,13 +720,13 @@ class TestG24DifferentIds:
     ) -> None:
         """What is collected is what is sent: no viewer is looked at for ids of others."""
         sizes: list[int] = []
-        hear = Connection.hear
+        push_copies = Connection.push_copies
 
-        def counted(connection: Connection, news: Any, *, is_shared: bool) -> None:
-            sizes.append(len(news))
-            hear(connection, news, is_shared=is_shared)
+        def counted(connection: Connection, copies: Any, *, is_shared: bool) -> None:
+            sizes.append(len(copies))
+            push_copies(connection, copies, is_shared=is_shared)
 
-        monkeypatch.setattr(Connection, "hear", counted)
+        monkeypatch.setattr(Connection, "push_copies", counted)
         viewers = [hub.connect() for _ in range(20)]
         for number, viewer in enumerate(viewers):
             viewer.subscribe("price", f"p{number}")
@@ -759,7 +759,7 @@ class TestG24DifferentIds:
         while bob not in hub._untold or second in hub._moment:
             await asyncio.sleep(0)
         bob.subscribe("price", "second")
-        bob.show(second)
+        bob.read_present(second)
         seen: dict[str, Any] = {}
         while len(seen) < 2:
             await asyncio.sleep(0)

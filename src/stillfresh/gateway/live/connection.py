@@ -5,6 +5,20 @@ an id the newest is kept, so a slow reader never has more waiting views than sub
 
 `waiting` can be the hub's own dict of a moment, which many viewers share (`is_shared`): it is then
 copied before this viewer changes it (`_own`).
+
+An answer comes in one of two ways, and what is news differs:
+
+pushed: The hub's watch reports it when it happens (`push_copies`, `push_failure_or_absence`). A new
+copy is always news. A failure or an absence is reported again and again, and only the first is news
+(`is_news_when_pushed`).
+
+read: The connection itself reads what there is now, when the viewer subscribes (`read_present`), is
+visible again (`set_visible`) or has changed something (`see`). The viewer may have that answer
+already, or a newer one, so the two are compared (`is_news_when_read`). If the hub is about to push
+an answer, nothing that was read is news.
+
+News stay in `waiting` until they are taken or sent (`take`, `mark_sent`). Then they are what the
+viewer has.
 """
 
 import asyncio
@@ -79,7 +93,7 @@ class Connection:
         if tell is None:
             self._changed = asyncio.Event()
             tell = self._changed.set
-        self._tell = tell
+        self._listener = tell
 
     def subscribe(self, kind: str, id: str) -> None:  # noqa: A002 (as it is called)
         """Receive new views of an item; `get` returns the present one. Raises ConfigError."""
@@ -125,10 +139,10 @@ class Connection:
         if self.is_visible:
             self._hub.start_notifying(viewed, self)
 
-    def show(self, viewed: "Viewed", since: float | None = None) -> None:
-        """Send the present view, unless it is fresh and the viewer's copy is of `since`.
+    def read_present(self, viewed: "Viewed", since: float | None = None) -> None:
+        """Read the present view. It is news unless it is fresh and the viewer's copy is of `since`.
 
-        It loads nothing; a view that must be loaded is sent when it arrives.
+        It loads nothing; a view that must be loaded is pushed when it arrives.
         """
         if viewed in self:
             self._last_sent[viewed] = since
@@ -182,52 +196,57 @@ class Connection:
     def take(self, limit: int) -> list[HubUpdate]:
         """Return up to `limit` updates that wait. `answer.error` says why a refresh failed."""
         news = list(islice(self.waiting.items(), limit))
-        self.took(len(news))
+        self.mark_sent(len(news))
         return [HubUpdate(viewed.kind.name, viewed.id, answer) for viewed, answer in news]
 
-    def took(self, count: int) -> None:
-        """Remove the first so many that wait."""
+    def mark_sent(self, count: int) -> None:
+        """The viewer gets the first so many that wait: they wait no longer."""
         if count == len(self.waiting):
-            taken = self.waiting
+            sent = self.waiting
             self.waiting = {}
             self.is_shared = False
         else:
             waiting = self._own()
-            taken = {viewed: waiting.pop(viewed) for viewed in list(islice(waiting, count))}
+            sent = {viewed: waiting.pop(viewed) for viewed in list(islice(waiting, count))}
         if self.is_open:
-            self._last_sent.update(taken)
+            self._last_sent.update(sent)
 
-    def note(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
+    def push_failure_or_absence(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
         """Keep it until it is read, if it is news; True if nothing waited before.
 
-        The first of several failures is news, and the first time that it does not exist. An unread
-        view stays: the next failure is reported.
+        The listener is not called. A view that was not read yet stays, and the next failure is
+        reported.
         """
-        last_sent = self.waiting.get(viewed) or self._last_sent[viewed]
-        is_repeated = isinstance(last_sent, Answer) and is_same_trouble(last_sent, answer)
-        if is_repeated or (answer.error is not None and viewed in self.waiting):
+        if answer.error is not None and viewed in self.waiting:
+            return False
+        if not is_news_when_pushed(self._newest_of(viewed), answer):
             return False
         is_first = not self.waiting
         self._own()[viewed] = answer
         return is_first
 
-    def hear(self, news: "dict[Viewed, Answer[Any]]", *, is_shared: bool) -> None:
-        """Keep these new copies, and call `tell`. `is_shared`: many viewers have this one object.
+    def push_copies(self, copies: "dict[Viewed, Answer[Any]]", *, is_shared: bool) -> None:
+        """Keep these new copies until they are read. Call the listener if anything waits.
 
-        A viewer may have ended subscriptions since the news were collected.
+        `is_shared`: many viewers have this one object. A viewer may have ended subscriptions since
+        the copies were collected.
         """
-        if self._last_sent.keys() >= news.keys():
+        if self._last_sent.keys() >= copies.keys():
             if not self.waiting:
-                self.waiting = news
+                self.waiting = copies
                 self.is_shared = is_shared
             else:
-                self._own().update(news)
+                self._own().update(copies)
         else:
             self._own().update(
-                (viewed, answer) for viewed, answer in news.items() if viewed in self._last_sent
+                (viewed, answer) for viewed, answer in copies.items() if viewed in self._last_sent
             )
         if self.waiting:
-            self.tell()
+            self.call_listener()
+
+    def _newest_of(self, viewed: "Viewed") -> LastSent:
+        """What the viewer has of this id, or will have once it has read what waits."""
+        return self.waiting.get(viewed) or self._last_sent[viewed]
 
     def _own(self) -> "dict[Viewed, Answer[Any]]":
         """`waiting`, as an object that may be changed."""
@@ -236,12 +255,12 @@ class Connection:
             self.is_shared = False
         return self.waiting
 
-    def tell(self) -> None:
-        """Call the listener: there is something to take, or the connection has ended."""
+    def call_listener(self) -> None:
+        """Say that there is something to take, or that the connection has ended."""
         try:
-            self._tell()
+            self._listener()
         except Exception:
-            logger.exception("listener %r failed", self._tell)
+            logger.exception("listener %r failed", self._listener)
 
     def close(self) -> None:
         """End the subscriptions: the viewer has left."""
@@ -259,7 +278,7 @@ class Connection:
         self._to_load.clear()
         if self._reader is not None:
             self._reader.cancel()
-        self.tell()
+        self.call_listener()
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -338,7 +357,7 @@ class Connection:
         if token and self.is_visible:  # a watch may hear of the change later than its viewer
             missing = [keys[key] for key in keys.keys() - known.keys() - unread]
             self._to_load.update((viewed, None) for viewed in missing if viewed in self)
-        self._note_all(known, keys)
+        self._keep_news(known, keys)
         self._failures = self._failures + 1 if unread else 0
         if unread:
             pause = pause_after(self._failures, first=SHORTEST_PAUSE, longest=LONGEST_PAUSE)
@@ -356,21 +375,25 @@ class Connection:
         except StoreError as exc:  # the watch goes on trying
             logger.warning("%s: %s", kind, exc)
         else:
-            self._note_all(answers, keys)
+            self._keep_news(answers, keys)
 
-    def _note_all(self, answers: "dict[str, Answer[Any]]", keys: "dict[str, Viewed]") -> None:
-        # A list, not a generator: each answer is noted, also after the first that is news.
+    def _keep_news(self, answers: "dict[str, Answer[Any]]", keys: "dict[str, Viewed]") -> None:
+        """Keep those read answers that are news, and call the listener if there are any."""
+        # A list, not a generator: each answer is looked at, also after the first that is news.
         is_news_of_each = [
-            self._note_known(keys[key], without_cause(answer)) for key, answer in answers.items()
+            self._keep_if_news(keys[key], without_cause(answer)) for key, answer in answers.items()
         ]
         if any(is_news_of_each):
-            self.tell()
+            self.call_listener()
 
-    def _note_known(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
-        """True if it was reported. A newer one that came meanwhile is reported instead."""
+    def _keep_if_news(self, viewed: "Viewed", answer: Answer[Any]) -> bool:
+        """Keep a read answer until the viewer reads it; False if it is no news.
+
+        A newer one that arrived meanwhile is pushed instead.
+        """
         if viewed not in self or self._hub.is_coming(viewed, self):
             return False
-        if is_news(self.waiting.get(viewed) or self._last_sent[viewed], answer):
+        if is_news_when_read(self._newest_of(viewed), answer):
             self._own()[viewed] = answer
             return True
         if answer.error is None and viewed not in self.waiting:
@@ -389,20 +412,28 @@ def _batch_of(viewed_ids: "dict[Viewed, None]") -> "tuple[str, list[Viewed]]":
     return kind.name, list(islice(same, READ))
 
 
-def is_same_trouble(last_sent: Answer[Any], now: Answer[Any]) -> bool:
+def is_news_when_pushed(last_sent: LastSent, now: Answer[Any]) -> bool:
+    """True unless it is one more failure, or absent as before. A new copy is always news."""
+    return not (isinstance(last_sent, Answer) and is_repeated(last_sent, now))
+
+
+def is_repeated(last_sent: Answer[Any], now: Answer[Any]) -> bool:
     """True if it failed before and now, or did not exist before and now."""
     if last_sent.error is not None:
         return now.error is not None
     return now.error is None and not (last_sent.found or now.found)
 
 
-def is_news(last_sent: LastSent, now: Answer[Any]) -> bool:
-    """True if it is another copy, or less fresh than the viewer may think."""
+def is_news_when_read(last_sent: LastSent, now: Answer[Any]) -> bool:
+    """True if it is another copy, or less fresh than the viewer may think.
+
+    A failure that left no view is no news to a viewer that got an answer: it keeps that.
+    """
     if not isinstance(last_sent, Answer):
         return (
             now.fetched_at != last_sent or now.error is not None or now.verdict is not Verdict.FRESH
         )
-    if (now.error is not None and not now.found) or is_same_trouble(last_sent, now):
+    if (now.error is not None and not now.found) or is_repeated(last_sent, now):
         return False
     if now.fetched_at == last_sent.fetched_at:
         return (last_sent.found, last_sent.value) != (now.found, now.value)

@@ -193,8 +193,9 @@ class Hub:
         if not viewed.viewers:
             self._watches[viewed.kind.name].add(viewed.key)
         viewed.viewers[connection] = None
-        if viewed.absent is not None and connection.note(viewed, viewed.absent):
-            connection.tell()
+        absent = viewed.absent
+        if absent is not None and connection.push_failure_or_absence(viewed, absent):
+            connection.call_listener()
 
     def stop_notifying(self, viewed: Viewed, connection: Connection) -> None:
         """Stop notifying this connection: it hides, or ends its subscription.
@@ -294,12 +295,12 @@ class Hub:
                 for connection in connections:
                     news = self._untold.pop(connection, None)
                     if news is not None:  # else it has left meanwhile
-                        connection.hear(news, is_shared=news is shared)
+                        connection.push_copies(news, is_shared=news is shared)
 
     async def _collect_news(self) -> dict[Viewed, Answer[Any]] | None:
         """Find the viewers of these copies. Returns the news that all of them share, if they do.
 
-        Failures and absences are noted one by one: a viewer may know of them already.
+        Failures and absences are pushed one by one: a viewer may know of them already.
         """
         copies = {
             viewed: answer
@@ -319,8 +320,8 @@ class Hub:
                     self._untold.setdefault(viewer, {})[viewed] = answer
             else:
                 for viewer in viewed.viewers:
-                    if viewer.note(viewed, answer):
-                        self._untold.setdefault(viewer, {})
+                    if viewer.push_failure_or_absence(viewed, answer):
+                        self._untold.setdefault(viewer, {})  # so that its listener is called
             if viewer_count >= FOUND:
                 viewer_count = 0
                 await asyncio.sleep(0)

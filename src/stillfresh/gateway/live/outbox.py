@@ -128,7 +128,7 @@ class Outbox:
             [(viewed, answer)] = islice(waiting.items(), 1)
             text = text_of(viewed, answer, now)
             count = 1
-        connection.took(count)
+        connection.mark_sent(count)
         return text
 
     def _answer(self) -> str | None:

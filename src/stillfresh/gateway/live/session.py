@@ -259,7 +259,7 @@ class Session:
                     too_many[item.kind, item.id] = None
                     continue
                 connection.add(viewed)
-            connection.show(viewed, item.since)
+            connection.read_present(viewed, item.since)
         if too_many:
             why = f"a viewer has at most {most:,} subscriptions"
             self._complain("too_many_subscriptions", why, items=too_many)
