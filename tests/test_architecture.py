@@ -58,7 +58,7 @@ CORE = {"errors", "held_signals", "freshness", "ttl_cache", "sweeper", "engine",
 
 PURE = re.compile(
     r"(^|/)(freshness|durations|checks|backoff|load_states|work|fence|rules\w*|lane|model|keys)\.py$"
-    r"|^http/(fields|sharing|validation)\.py$|^pages/(clients|routes|sharing)\.py$"
+    r"|^http/(answer_fields|fields|freshness|serving|sharing|validation)\.py$|^pages/(clients|routes|sharing)\.py$"
 )
 """Modules that decide and do nothing else."""
 RUN_CODE = {"_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"}
@@ -90,7 +90,7 @@ DOORS = {
     "systems.waiting": 5,
     "lab.plan": 1,
     "lab.prove": 1,
-    "http": 7,
+    "http": 9,
     "pages": 4,
     "gateway.live": 3,
     "gateway.server": 1,

@@ -8,6 +8,14 @@ from msgspec import structs
 from stillfresh import Answer, ConfigError, LoadFailed, Origin, RetryAfter, Verdict
 from stillfresh.freshness import Policy
 from stillfresh.gateway.rules_rest import freshness_headers
+from stillfresh.http.answer_fields import (
+    cache_control,
+    cache_status,
+    freshness_fields,
+    pause_after,
+    policy_headers,
+    without_lifetime,
+)
 from stillfresh.http.fields import (
     LONGEST_TAG,
     MOST_TAGS,
@@ -26,22 +34,8 @@ from stillfresh.http.fields import (
     tag_names,
     with_field,
 )
-from stillfresh.http.freshness import (
-    Wish,
-    cache_control,
-    cache_status,
-    controls,
-    freshness_fields,
-    guessed,
-    initial_age,
-    is_good_enough,
-    longest_lifetime,
-    pause_after,
-    policy_headers,
-    stated,
-    wish_of,
-    without_lifetime,
-)
+from stillfresh.http.freshness import controls, guessed, initial_age, longest_lifetime, stated
+from stillfresh.http.serving import Wish, is_good_enough, wish_of
 from stillfresh.http.validation import (
     RangeAsked,
     conditions,

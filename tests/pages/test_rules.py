@@ -12,7 +12,7 @@ from stillfresh import Answer, ConfigError, Origin, Verdict
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Policy
 from stillfresh.http.fields import ENCODINGS, end_to_end, normalised
-from stillfresh.http.freshness import Wish
+from stillfresh.http.serving import Wish, age_at, ttl_at, why_asked
 from stillfresh.http.sharing import (
     MOST_HEADERS,
     Reason,
@@ -67,7 +67,6 @@ from stillfresh.pages.routes import (
 from stillfresh.pages.sharing import (
     Allowed,
     Shared,
-    age_at,
     forbids_stale,
     is_changed,
     is_for,
@@ -77,8 +76,6 @@ from stillfresh.pages.sharing import (
     judged_for,
     may_serve,
     suits,
-    ttl_at,
-    why_asked,
 )
 
 NOW = 1_700_000_000.0
@@ -373,9 +370,9 @@ class TestI14Served:
 
     def test_the_forward_reason_is_miss_request_or_stale(self) -> None:
         """RFC 9211 §2.2: there was none, the client wanted another, or it was stale."""
-        assert why_asked(None, NOW) == "miss"
-        assert why_asked(a_copy(), NOW + 59) == "request"
-        assert why_asked(a_copy(), NOW + 60) == "stale"
+        assert why_asked(None, NOW, absent="miss") == "miss"
+        assert why_asked(a_copy(), NOW + 59, absent="miss") == "request"
+        assert why_asked(a_copy(), NOW + 60, absent="miss") == "stale"
 
     def test_a_changed_page_is_not_served_after_a_failed_refresh(self) -> None:
         """I12: and is not served after a failed refresh; one whose time is over is not changed."""

@@ -1,20 +1,15 @@
-"""How long a response is fresh by its own fields, and what a request accepts.
+"""How long a response may be served by its own fields, judged once, when it comes.
 
-Also the fields for an answer of the engine over HTTP. Everything here is pure. RFC 9111 §4.2
-(lifetime and age), §5.2.1 (request directives), §5.2.2 (response directives); RFC 5861
-(stale-while-revalidate, stale-if-error); RFC 9211 (Cache-Status); RFC 9213 (CDN-Cache-Control).
+Its lifetime, the age that it has already, and the times after its lifetime in which it may be
+served stale. Everything here is pure. RFC 9111 §4.2 (lifetime and age), §5.2.2 (directives); RFC
+5861 (stale-while-revalidate, stale-if-error); RFC 9213 (CDN-Cache-Control).
 """
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
-from stillfresh.engine import HITS, Answer, Origin, RetryAfter
-from stillfresh.errors import LoadFailed
-from stillfresh.freshness import Policy, Verdict
+from stillfresh.freshness import Policy
 from stillfresh.http.fields import (
     Raw,
     date_of,
@@ -27,12 +22,9 @@ from stillfresh.http.fields import (
 )
 
 FOR_EVER: Final = float("inf")
-RETRY_AFTER: Final = 5.0
-"""Seconds for `Retry-After`, if neither a cooldown nor the upstream sets it."""
 BY_GUESS: Final = frozenset({200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 501})
 """RFC 9110 §15.1: statuses that may be stored without stated freshness."""
 LONGEST_GUESS: Final = 86_400.0
-LIFETIME: Final = re.compile(rb"(?<![\w-])(s-maxage|max-age)(\s*=\s*)\"?\d+\"?", re.IGNORECASE)
 FOR_SHARED_CACHES: Final = frozenset({"s-maxage", "proxy-revalidate"})
 IN_SECONDS: Final = frozenset({"max-age", "s-maxage", "stale-while-revalidate", "stale-if-error"})
 
@@ -140,111 +132,3 @@ def initial_age(headers: Raw, fetched_at: float) -> float:
     date = date_of(headers, b"date")
     apparent = 0.0 if date is None else math.floor(fetched_at) - date
     return max(0.0, age or 0.0, apparent)
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """§5.2.1: which stored responses a request accepts."""
-
-    max_age: float | None = None
-    min_fresh: float = 0.0
-    max_stale: float = 0.0
-    no_cache: bool = False
-    no_store: bool = False
-    only_if_cached: bool = False
-
-
-def wish_of(headers: Raw) -> Wish:
-    """Pragma counts if there is no Cache-Control (§5.4)."""
-    if not (lines := values(headers, b"cache-control")):
-        pragmas = members(values(headers, b"pragma"))
-        return Wish(no_cache=b"no-cache" in (pragma.lower() for pragma in pragmas))
-    known = directives(lines)
-    max_stale = FOR_EVER if known.get("max-stale") == "" else number(known, "max-stale")
-    return Wish(
-        max_age=number(known, "max-age"),
-        min_fresh=number(known, "min-fresh") or 0.0,
-        max_stale=max_stale or 0.0,
-        no_cache="no-cache" in known,
-        no_store="no-store" in known,
-        only_if_cached="only-if-cached" in known,
-    )
-
-
-def is_good_enough(wish: Wish, *, age: float, ttl: float, may_be_stale: bool) -> bool:
-    """`ttl`: its remaining freshness; `may_be_stale`: it may be served stale to any request."""
-    if wish.no_cache or (wish.max_age is not None and age > wish.max_age + wish.max_stale):
-        return False
-    if wish.min_fresh and ttl < wish.min_fresh:
-        return False
-    return may_be_stale or -ttl <= wish.max_stale
-
-
-@lru_cache(maxsize=256)  # one for all pages of a route
-def cache_control(fresh_for: float, stale_for: float) -> tuple[bytes, bytes]:
-    """Browsers revalidate each time and get 304; caches in between store it as we do."""
-    parts = f"public, max-age=0, s-maxage={int(fresh_for)}"
-    if stale_for:
-        parts += f", stale-while-revalidate={int(stale_for)}"
-    return b"cache-control", parts.encode()
-
-
-TERMS: Final = frozenset({b"cache-control", b"expires", b"pragma", b"cdn-cache-control"})
-"""Fields about freshness."""
-
-
-def policy_headers(headers: Raw, fresh_for: float, stale_for: float) -> Raw:
-    """The fields, with a route's times in place of the app's fields about freshness."""
-    others = tuple(field for field in headers if field[0] not in TERMS)
-    return (*others, cache_control(fresh_for, stale_for))
-
-
-def private_headers(headers: Raw) -> Raw:
-    """The same for a page of one client: the client may validate it, other caches not keep it."""
-    others = tuple(field for field in headers if field[0] not in TERMS)
-    return (*others, (b"cache-control", b"private, max-age=0"))
-
-
-def without_lifetime(headers: Iterable[tuple[bytes, bytes]]) -> Raw:
-    """The fields of an unverified response: no cache may treat it as fresh."""
-    changed: list[tuple[bytes, bytes]] = []
-    for name, value in headers:
-        match name.lower():
-            case b"cache-control" | b"cdn-cache-control":
-                changed.append((name, LIFETIME.sub(rb"\g<1>\g<2>0", value)))
-            case b"expires":
-                pass
-            case _:
-                changed.append((name, value))
-    return tuple(changed)
-
-
-def cache_status(before: Sequence[bytes], outcome: str) -> bytes:
-    """RFC 9211 §2: the cache nearest to the client comes last."""
-    return b", ".join([*before, b"stillfresh; " + outcome.encode()])
-
-
-def freshness_fields(answer: Answer[Any], fresh_for: float) -> dict[str, str]:
-    """`Age` and `Cache-Status` of an answer."""
-    status = cache_status([], outcome_of(answer, fresh_for))
-    return {"age": f"{int(answer.age)}", "cache-status": status.decode()}
-
-
-def outcome_of(answer: Answer[Any], fresh_for: float) -> str:
-    """For `Cache-Status`: a hit or a miss; `collapsed` if another had started the load."""
-    outcome = "hit" if answer.origin in HITS else "fwd=miss; stored"
-    if answer.origin is Origin.ANOTHER:
-        outcome += "; collapsed"
-    detail = answer.verdict.value if answer.error is None else "refresh-failed"
-    left = fresh_for - answer.age
-    ttl = left if answer.verdict is Verdict.FRESH else min(left, 0.0)
-    return f"{outcome}; ttl={int(ttl)}; detail={detail}"
-
-
-def pause_after(error: LoadFailed, now: float) -> int:
-    """Whole seconds, at least 1: until the cooldown ends, or as the upstream asked."""
-    if error.retry_at is not None:
-        return max(1, math.ceil(error.retry_at - now))
-    cause = error.__cause__
-    pause = cause.seconds if isinstance(cause, RetryAfter) else RETRY_AFTER
-    return max(1, math.ceil(pause))

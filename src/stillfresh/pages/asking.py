@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stillfresh.engine import Answer, Loaded, Origin, Private, Span, told
 from stillfresh.freshness import Verdict
+from stillfresh.http.serving import why_asked
 from stillfresh.pages.model import (
     Busy,
     Message,
@@ -39,7 +40,6 @@ from stillfresh.pages.model import (
     StoredPage,
 )
 from stillfresh.pages.on_demand import KIND
-from stillfresh.pages.sharing import why_asked
 from stillfresh.tasks import looked_at
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class PageAsking:
         pages = self._pages
         key = self._key
         self._is_own = True
-        self._before = why_asked(pages.at_hand(key), pages.clock())
+        self._before = why_asked(pages.at_hand(key), pages.clock(), absent="miss")
         try:
             span = Span("render", KIND, [key.id], "", (), is_waited=True)
             span.origin = Origin.LOADED

@@ -13,7 +13,7 @@ from stillfresh.engine import Answer, Dropped, Private
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import BAD, NAME, Raw
-from stillfresh.http.freshness import Wish
+from stillfresh.http.serving import Wish
 from stillfresh.http.sharing import Reason
 
 if TYPE_CHECKING:

@@ -19,12 +19,13 @@ from typing import Any, Final, TypeAlias, assert_never
 from stillfresh.engine import Answer, Memo
 from stillfresh.http.fields import Raw
 from stillfresh.http.own_writes import COOKIE_NAME, FIELD_NAME
+from stillfresh.http.serving import age_at, ttl_at
 from stillfresh.pages.clients import PageAddress
 from stillfresh.pages.model import FoundPage, PageKey, Scope, StoredPage
 from stillfresh.pages.page_cache import PageCache
 from stillfresh.pages.repeats import KEEP, Repeatable, Response
 from stillfresh.pages.routes import Visit
-from stillfresh.pages.sharing import age_at, is_of, ttl_at
+from stillfresh.pages.sharing import is_of
 from stillfresh.pages.stored import ReadyPage, answer_to, body_of, hit_text, ready, told
 
 LONGEST_REQUEST: Final = 512

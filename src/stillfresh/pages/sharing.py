@@ -15,7 +15,8 @@ from stillfresh.http.fields import (
     end_to_end,
     values,
 )
-from stillfresh.http.freshness import Wish, controls, guessed, is_good_enough, stated, targeted
+from stillfresh.http.freshness import controls, guessed, stated, targeted
+from stillfresh.http.serving import Wish, age_at, is_good_enough, ttl_at
 from stillfresh.http.sharing import (
     ABSENT,
     BY_ROUTE,
@@ -203,24 +204,6 @@ def _by_origin(judgement: Shared, request: Raw, answer: Raw) -> Shared:
 def is_of(stored: StoredPage, request: Raw, carried: frozenset[bytes] = frozenset()) -> bool:
     """True if a stored page is the right variant for these request fields."""
     return dict(stored.head.variant) == selected(stored.head.vary, request, carried)
-
-
-def age_at(answer: Answer[StoredPage], now: float) -> float:
-    """RFC 9111 §4.2.3: the time since it was requested, and its age then."""
-    return max(0.0, now - answer.fetched_at) + answer.value.head.initial_age
-
-
-def ttl_at(answer: Answer[StoredPage], now: float) -> float:
-    """Its remaining freshness; an invalidated page has none."""
-    left = answer.value.head.fresh_for - (now - answer.fetched_at)
-    return left if answer.verdict is Verdict.FRESH else min(left, 0.0)
-
-
-def why_asked(stored: Answer[StoredPage] | None, now: float) -> str:
-    """RFC 9211 §2.2: why the stored copy did not do."""
-    if stored is None:
-        return "miss"
-    return "request" if ttl_at(stored, now) > 0 else "stale"
 
 
 def is_changed(answer: Answer[StoredPage], now: float) -> bool:

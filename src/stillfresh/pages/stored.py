@@ -15,16 +15,16 @@ import msgspec
 from stillfresh.engine import Answer, Origin
 from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.freshness import Verdict
-from stillfresh.http.fields import Raw, end_to_end, strings, tag_names, untagged, values, with_field
-from stillfresh.http.freshness import (
+from stillfresh.http.answer_fields import (
     cache_status,
-    initial_age,
-    longest_lifetime,
     policy_headers,
     private_headers,
     without_lifetime,
 )
+from stillfresh.http.fields import Raw, end_to_end, strings, tag_names, untagged, values, with_field
+from stillfresh.http.freshness import initial_age, longest_lifetime
 from stillfresh.http.own_writes import FIELD_NAME
+from stillfresh.http.serving import age_at, ttl_at
 from stillfresh.http.sharing import Reason, private
 from stillfresh.http.validation import (
     OF_CONTENT,
@@ -49,7 +49,7 @@ from stillfresh.pages.model import (
 from stillfresh.pages.parts import PART, cut
 from stillfresh.pages.repeats import Response
 from stillfresh.pages.routes import group_tag, own_tag
-from stillfresh.pages.sharing import Judgement, age_at, is_of_gateway, ttl_at
+from stillfresh.pages.sharing import Judgement, is_of_gateway
 from stillfresh.stores import WrappedStore
 from stillfresh.stores.contract import Store
 

@@ -15,7 +15,7 @@ from stillfresh.engine import Dropped, Origin, RetryAfter, checked_tags
 from stillfresh.errors import ConfigError, UnreadableValue, error_text, shown, without_secrets
 from stillfresh.freshness import Verdict
 from stillfresh.http.fields import Raw
-from stillfresh.http.freshness import Wish
+from stillfresh.http.serving import Wish
 from stillfresh.http.sharing import Reason
 
 FLAGS: Final = ("force_cache", "no_cache", "no_store", "only_if_cached", "by_body")

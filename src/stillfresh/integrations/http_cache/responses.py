@@ -35,8 +35,9 @@ from stillfresh.errors import (
     without_secrets,
 )
 from stillfresh.freshness import Verdict
+from stillfresh.http.answer_fields import cache_status
 from stillfresh.http.fields import Raw, values
-from stillfresh.http.freshness import cache_status
+from stillfresh.http.serving import age_at, why_asked
 from stillfresh.http.sharing import CREDENTIALS, Reason, checked_credentials
 from stillfresh.integrations.http_cache.keys import (
     SECRETS,
@@ -62,7 +63,6 @@ from stillfresh.integrations.http_cache.model import (
 )
 from stillfresh.integrations.http_cache.rules import (
     HttpSettings,
-    age_at,
     answer_fields,
     changed_groups,
     changed_urls,
@@ -75,7 +75,6 @@ from stillfresh.integrations.http_cache.rules import (
     request_wish,
     status_text,
     unstored_response,
-    why_asked,
 )
 from stillfresh.integrations.http_cache.site_load import SiteLoad, Unstored
 
@@ -278,7 +277,7 @@ class ResponseCache:
         if not is_open:
             return Forward(Reason.AUTHORIZATION)
         now = self.cache.clock()
-        before = why_asked(old, now)
+        before = why_asked(old, now, absent="uri-miss")
         site_load.stored = old
         # A fresh response that is not good enough is loaded again. An absence says that an earlier
         # response could not be stored: this one may be.

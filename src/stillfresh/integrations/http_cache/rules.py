@@ -12,6 +12,7 @@ from urllib.parse import urljoin, urlsplit
 from stillfresh.engine import HITS, Answer, Loaded, Origin
 from stillfresh.errors import ConfigError
 from stillfresh.freshness import Policy, Verdict
+from stillfresh.http.answer_fields import cache_status, without_lifetime
 from stillfresh.http.fields import (
     Raw,
     directives,
@@ -22,18 +23,8 @@ from stillfresh.http.fields import (
     values,
     with_field,
 )
-from stillfresh.http.freshness import (
-    BY_GUESS,
-    Wish,
-    cache_status,
-    controls,
-    guessed,
-    initial_age,
-    is_good_enough,
-    stated,
-    wish_of,
-    without_lifetime,
-)
+from stillfresh.http.freshness import BY_GUESS, controls, guessed, initial_age, stated
+from stillfresh.http.serving import Wish, age_at, is_good_enough, ttl_at, wish_of
 from stillfresh.http.sharing import (
     BY_ROUTE,
     CREDENTIALS,
@@ -369,17 +360,6 @@ def declared_length(headers: Raw) -> int | None:
     return int(lines[0]) if is_number else None
 
 
-def age_at(answer: Answer[StoredResponse], now: float) -> float:
-    """§4.2.3: the time since it was requested, and its age then."""
-    return max(0.0, now - answer.fetched_at) + answer.value.head.initial_age
-
-
-def ttl_at(answer: Answer[StoredResponse], now: float) -> float:
-    """Its remaining freshness; an invalidated response has none."""
-    left = answer.value.head.fresh_for - (now - answer.fetched_at)
-    return left if answer.verdict is Verdict.FRESH else min(left, 0.0)
-
-
 def is_good(
     answer: Answer[StoredResponse], lookup: Lookup, settings: HttpSettings, now: float
 ) -> bool:
@@ -419,13 +399,6 @@ def may_serve_on_error(
     head = answer.value.head
     served_for = head.fresh_for + max(head.stale_for, head.error_for)
     return now - answer.fetched_at < served_for
-
-
-def why_asked(answer: Answer[StoredResponse] | None, now: float) -> str:
-    """RFC 9211 §2.2: why the stored response did not do."""
-    if answer is None or not answer.found:
-        return "uri-miss"
-    return "request" if ttl_at(answer, now) > 0 else "stale"
 
 
 def status_text(answer: Answer[StoredResponse], now: float, before: str, why: str = "") -> str:
