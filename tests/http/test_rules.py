@@ -34,7 +34,14 @@ from stillfresh.http.fields import (
     tag_names,
     with_field,
 )
-from stillfresh.http.freshness import controls, guessed, initial_age, longest_lifetime, stated
+from stillfresh.http.freshness import (
+    ResponseTimes,
+    controls,
+    guessed,
+    initial_age,
+    longest_lifetime,
+    stated,
+)
 from stillfresh.http.serving import Wish, is_good_enough, wish_of
 from stillfresh.http.validation import (
     RangeAsked,
@@ -205,9 +212,11 @@ class TestI14Fields:
         """Whatever bytes come: a judgement, terms that are not negative, a wish."""
         wish_of(headers)
         judged(200, headers, now, None, Allowed(heuristic=True, cdn_override=True))
-        terms = stated(headers, now)
-        if terms is not None:
-            assert min(terms.fresh_for, terms.stale_for, terms.error_for) >= 0
+        times = stated(headers, now)
+        if times is not None:
+            terms = times.terms
+            assert min(terms.fresh_for, terms.stale_for, terms.error_for, times.stale_by) >= 0
+            assert not (terms.fresh_for and times.stale_by)
 
 
 class TestI25Dates:
@@ -240,7 +249,7 @@ class TestI25Dates:
     def test_dates_in_other_forms_are_in_the_past(self, text: bytes) -> None:
         """What is in none of the three forms is in the past, for `Expires` and everywhere."""
         assert http_date(text) is None
-        assert stated(((b"expires", text),), NOW) == Policy(0, 0, 0)
+        assert stated(((b"expires", text),), NOW) == ResponseTimes(Policy(0, 0, 0))
         assert initial_age(((b"date", text),), NOW) == 0
         assert not not_modified(((b"if-modified-since", text),), None, http_date_text(0.0))
 
@@ -283,8 +292,9 @@ class TestI14Stated:
         self, lines: list[str], expected: tuple[float, float, float]
     ) -> None:
         """RFC 9111 §4.2.1 and RFC 5861, less the age it already has."""
-        terms = stated(raw(*lines), NOW)
-        assert terms == Policy(*expected)
+        times = stated(raw(*lines), NOW)
+        assert times is not None
+        assert times.terms == Policy(*expected)
 
     def test_a_response_without_freshness_states_no_terms(self) -> None:
         """No heuristics: with neither route nor statement there is nothing to keep."""
@@ -293,20 +303,21 @@ class TestI14Stated:
     def test_different_expires_fields_are_not_fresh(self) -> None:
         """§5.3; the same twice counts, and one in the past is no more than over."""
         line, other = (f"expires: Tue, 14 Nov 2023 22:14:2{it} GMT" for it in "01")
-        assert stated(raw(line, line), NOW) == Policy(60, 0, 0)
-        assert stated(raw(line, other), NOW) == Policy(0, 0, 0)
-        assert stated(raw("expires: Tue, 14 Nov 2023 22:12:20 GMT"), NOW) == Policy(0, 0, 0)
+        assert stated(raw(line, line), NOW) == ResponseTimes(Policy(60, 0, 0))
+        assert stated(raw(line, other), NOW) == ResponseTimes(Policy(0, 0, 0))
+        past = raw("expires: Tue, 14 Nov 2023 22:12:20 GMT")
+        assert stated(past, NOW) == ResponseTimes(Policy(0, 0, 0))
 
     def test_cdn_cache_control_alone_counts_if_targeted(self) -> None:
         """RFC 9213: it alone counts where it is asked for; one that cannot be read says nothing."""
         both = raw("cdn-cache-control: max-age=600", "cache-control: max-age=5")
-        assert stated(both, NOW, is_targeted=True) == Policy(600, 0, 0)
+        assert stated(both, NOW, is_targeted=True) == ResponseTimes(Policy(600, 0, 0))
         assert controls(both, is_targeted=True) == {"max-age": "600"}
         unread = raw("cdn-cache-control: max-age=5.5", "expires: Tue, 14 Nov 2023 22:14:20 GMT")
         assert controls(unread, is_targeted=True) == {}
         assert stated(unread, NOW, is_targeted=True) is None
         negative = raw("cdn-cache-control: max-age=-5")
-        assert stated(negative, NOW, is_targeted=True) == Policy(0, 0, 0)
+        assert stated(negative, NOW, is_targeted=True) == ResponseTimes(Policy(0, 0, 0))
 
     def test_the_initial_age_is_the_greater_of_age_and_date(self) -> None:
         """RFC 9111 §4.2.3: by its Age, the first of several, or by its Date; never negative."""
@@ -318,8 +329,9 @@ class TestI14Stated:
     def test_a_response_past_its_freshness_has_less_stale_time_left(self) -> None:
         """The times after freshness count from its end, which is in the past."""
         said = raw("cache-control: max-age=60, stale-while-revalidate=5, stale-if-error=90")
-        assert stated((*said, *raw("age: 70")), NOW) == Policy(0, 0, 80)
-        assert stated((*said, *raw("age: 60")), NOW) == Policy(0, 5, 90)
+        assert stated((*said, *raw("age: 70")), NOW) == ResponseTimes(Policy(0, 0, 80), 10)
+        assert stated((*said, *raw("age: 60")), NOW) == ResponseTimes(Policy(0, 5, 90), 0)
+        assert stated((*said, *raw("age: 300")), NOW) == ResponseTimes(Policy(0, 0, 0), 240)
 
     @pytest.mark.parametrize(
         ("status", "lines", "expected"),
@@ -345,7 +357,7 @@ class TestI14Stated:
     ) -> None:
         """RFC 9111 §4.2.2: a tenth of its age then, a day at most; some statuses only if public."""
         found = guessed(status, raw(*lines), NOW)
-        assert (None if found is None else found.fresh_for) == expected
+        assert (None if found is None else found.terms.fresh_for) == expected
 
     def test_heuristic_freshness_applies_to_some_statuses_only(self) -> None:
         """RFC 9110 §15.1 names them; 206 is a part, which is never kept."""

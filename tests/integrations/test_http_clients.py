@@ -474,6 +474,32 @@ class TestD1Controls:
         client.clock.advance(20)
         assert not client.get("/a", {"Cache-Control": "max-age=10"}).is_hit
 
+    @pytest.mark.parametrize(("age", "waits"), [(300, 0), (100, 200), (0, 300)])
+    def test_max_stale_counts_the_age_that_a_response_came_with(
+        self, site: Site, make: Make, age: int, waits: float
+    ) -> None:
+        """RFC 9111 §5.2.1.2: past its lifetime by 240 s, wherever it grew old."""
+        site.answer("/a", cache_control="max-age=60", etag='"v1"', age=age)
+        client = make()
+        client.get("/a")
+        client.clock.advance(waits)
+        accepted = client.get("/a", {"Cache-Control": "max-stale=240"})
+        assert accepted.cache_status == "stillfresh; hit; ttl=-240"
+        asked = client.get("/a", {"Cache-Control": "max-stale=239"})
+        assert "fwd=stale" in asked.cache_status
+        assert site.count("/a") == 2
+
+    def test_a_response_without_a_lifetime_is_stale_by_all_of_its_age(
+        self, site: Site, make: Make
+    ) -> None:
+        """It is stored to be validated; `max-stale` says how old it may be."""
+        site.answer("/a", etag='"v1"', age=300)
+        client = make()
+        client.get("/a")
+        assert not client.get("/a", {"Cache-Control": "max-stale=299"}).is_hit
+        accepted = client.get("/a", {"Cache-Control": "max-stale=300"})
+        assert accepted.cache_status == "stillfresh; hit; ttl=-300"
+
     def test_only_if_cached_never_asks_the_site(self, site: Site, make: Make) -> None:
         """Offline reading: with `max-stale`, an old response will do."""
         site.answer("/a", b"one", cache_control="max-age=5")

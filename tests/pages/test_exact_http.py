@@ -15,7 +15,7 @@ from stillfresh.gateway.config import settings_of
 from stillfresh.gateway.server import address
 from stillfresh.gateway.serving import addresses_of
 from stillfresh.http.fields import directives, http_date, http_date_text
-from stillfresh.http.freshness import stated
+from stillfresh.http.freshness import ResponseTimes, stated
 from stillfresh.pages import PageCache
 from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, as_it_says, in_front
@@ -103,8 +103,8 @@ class TestI34Age:
     def test_an_older_date_field_counts_as_age(self) -> None:
         """Also if our clock is between two seconds."""
         headers = ((b"cache-control", b"max-age=60"), (b"date", http_date_text(1_000.0)))
-        assert stated(headers, 1_010.7) == Policy(50.0, 0.0, 0.0)
-        assert stated(headers, 990.5) == Policy(60.0, 0.0, 0.0)
+        assert stated(headers, 1_010.7) == ResponseTimes(Policy(50.0, 0.0, 0.0))
+        assert stated(headers, 990.5) == ResponseTimes(Policy(60.0, 0.0, 0.0))
 
 
 class TestI34Malformed:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stillfresh import ConfigError, Verdict
 from stillfresh.freshness import Policy
 from stillfresh.pages import Headers, Page, PageCache, cache_pk
 from stillfresh.pages.facetheory import address_in_key
+from stillfresh.pages.model import Head, StoredPage
 from stillfresh.pages.objects import PageShape
-from stillfresh.pages.stored import page_in
+from stillfresh.pages.stored import PageCodec, page_in
 from stillfresh.stores import store_for
 from stillfresh.stores.bodies import Body
 from stillfresh.stores.contract import Ask, Lease
@@ -167,6 +169,15 @@ class TestI18BothDirections:
         assert page.status not in {206, 304}
         assert page.headers["content-type"] in {"text/plain", kind}
         assert page.headers.get("content-encoding") in {None, "gzip"}
+
+    @pytest.mark.parametrize(("row", "stale_by"), [(0, 240), (60, 0)])
+    def test_a_page_that_another_service_made_fresh_is_not_stale_by_its_first_age(
+        self, row: int, stale_by: float
+    ) -> None:
+        """It came stale, and the row has the times of now."""
+        body = PageShape().outside(PageCodec().encode(StoredPage(Head(stale_by=240.0), b"x")))
+        head = PageCodec().decode(PageShape().inside(structs.replace(body, terms=Policy(row)))).head
+        assert (head.fresh_for, head.stale_by) == (row, stale_by)
 
 
 class Zipped(Site):

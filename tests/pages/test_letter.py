@@ -280,18 +280,34 @@ class TestI25Directives:
             (["x"], 60),
             ([""], 60),
             (["060"], 0),
-            ([str(10**30)], None),
+            (["300"], -240),
+            ([str(10**30)], 60 - 2**31),
         ],
     )
     async def test_the_age_field_of_a_response_counts(
-        self, pages: PageCache, site: Site, age: list[str], ttl: int | None
+        self, pages: PageCache, site: Site, age: list[str], ttl: int
     ) -> None:
         """RFC 9111 §5.1: the first of several; what is no number is ignored; told on a miss."""
         site.says(FRESH, 'ETag: "v1"', *(f"Age: {it}" for it in age))
         page = await as_it_says(site, pages)()
-        told = min(60, 60 - ttl) if ttl is not None else 2**31
-        assert page.headers["age"] == str(told)
-        assert page.headers["cache-status"].endswith(f"ttl={ttl or 0}")
+        assert page.headers["age"] == str(60 - ttl)
+        assert page.headers["cache-status"].endswith(f"; ttl={ttl}")
+
+    @pytest.mark.parametrize(("age", "waits"), [(300, 0), (100, 200), (0, 300)])
+    async def test_max_stale_counts_the_age_that_a_response_came_with(
+        self, pages: PageCache, site: Site, clock: ManualClock, age: int, waits: float
+    ) -> None:
+        """§5.2.1.2: past its lifetime by 240 s, wherever it grew old."""
+        site.says(FRESH, 'ETag: "v1"', f"Age: {age}")
+        visit = as_it_says(site, pages)
+        await visit()
+        clock.advance(waits)
+        accepted = await visit(headers={"cache-control": "max-stale=240"})
+        assert accepted.headers["cache-status"] == "stillfresh; hit; ttl=-240"
+        assert site.renders == 1
+        asked = await visit(headers={"cache-control": "max-stale=239"})
+        assert "fwd=stale" in asked.headers["cache-status"]
+        assert site.renders == 2
 
     async def test_the_time_that_a_response_took_is_part_of_its_age(
         self, pages: PageCache, site: Site, clock: ManualClock

@@ -359,12 +359,15 @@ class TestI14Served:
         assert ttl_at(a_copy(), NOW + 10) == 50
         assert ttl_at(a_copy(Verdict.STALE), NOW + 10) == 0
         assert ttl_at(a_copy(Verdict.STALE), NOW + 70) == -10
+        came_stale = a_copy(Verdict.STALE, fresh_for=0.0, stale_by=240.0)
+        assert ttl_at(came_stale, NOW + 10) == -250
 
     def test_a_stored_head_of_an_earlier_release_is_never_fresh(self) -> None:
         """What an earlier release did not write means nothing: no time, no age, no variant."""
         head = msgspec.convert([404, []], Head)
         assert head == Head(404)
-        assert head.fresh_for == head.stale_for == head.error_for == head.initial_age == 0
+        assert head.fresh_for == head.stale_for == head.error_for == 0
+        assert head.initial_age == head.stale_by == 0
         others = [head.is_own, head.vary, head.variant, head.is_targeted]
         assert not any([*others, head.spans, head.total, head.shows_tags])
 

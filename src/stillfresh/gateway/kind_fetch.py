@@ -144,8 +144,10 @@ def terms_of(fields: Raw, sent: float, own: Policy, unkept: Set[str]) -> Policy:
     known = controls(fields)
     if known.keys() & unkept:
         return Policy(0)
-    if (terms := stated(fields, sent)) is None:
+    times = stated(fields, sent)
+    if times is None:
         return own
+    terms = times.terms
     is_strict = known.keys() & {"no-cache", "must-revalidate", "proxy-revalidate"}
     if is_strict or "stale-if-error" in known:
         return terms

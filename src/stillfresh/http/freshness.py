@@ -7,6 +7,7 @@ served stale. Everything here is pure. RFC 9111 §4.2 (lifetime and age), §5.2.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from stillfresh.freshness import Policy
@@ -29,6 +30,16 @@ FOR_SHARED_CACHES: Final = frozenset({"s-maxage", "proxy-revalidate"})
 IN_SECONDS: Final = frozenset({"max-age", "s-maxage", "stale-while-revalidate", "stale-if-error"})
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseTimes:
+    """How long a response may be served, counted from when it was requested."""
+
+    terms: Policy
+    """All three are 0 or more, also for a response that came stale."""
+    stale_by: float = 0.0
+    """Seconds past its lifetime when it came; 0 if it came fresh."""
+
+
 def targeted(headers: Raw) -> dict[str, str]:
     """RFC 9213 §2.1: the directives for caches like this one; none if they cannot be read."""
     known = dictionary(values(headers, b"cdn-cache-control"))
@@ -49,16 +60,16 @@ def controls(headers: Raw, *, is_targeted: bool = False, is_shared: bool = True)
 
 def stated(
     headers: Raw, fetched_at: float, *, is_targeted: bool = False, is_shared: bool = True
-) -> Policy | None:
+) -> ResponseTimes | None:
     """The freshness that the response states; None if it states none."""
     known = controls(headers, is_targeted=is_targeted, is_shared=is_shared)
     lifetime = _lifetime(headers, known, fetched_at, is_targeted=is_targeted)
-    return None if lifetime is None else _terms(lifetime, headers, known, fetched_at)
+    return None if lifetime is None else _times(lifetime, headers, known, fetched_at)
 
 
 def guessed(
     status: int, headers: Raw, fetched_at: float, *, is_shared: bool = True
-) -> Policy | None:
+) -> ResponseTimes | None:
     """§4.2.2: a tenth of the time since its last change, at most a day; None if not allowed."""
     known = controls(headers, is_shared=is_shared)
     modified = date_of(headers, b"last-modified")
@@ -66,17 +77,18 @@ def guessed(
         return None
     date = date_of(headers, b"date")
     lifetime = ((fetched_at if date is None else date) - modified) / 10
-    return _terms(min(max(0.0, lifetime), LONGEST_GUESS), headers, known, fetched_at)
+    return _times(min(max(0.0, lifetime), LONGEST_GUESS), headers, known, fetched_at)
 
 
-def _terms(lifetime: float, headers: Raw, known: Mapping[str, str], fetched_at: float) -> Policy:
-    """Its times; the age that it already has is subtracted."""
+def _times(
+    lifetime: float, headers: Raw, known: Mapping[str, str], fetched_at: float
+) -> ResponseTimes:
+    """Its lifetime, less the age that it already has; the other times count from its end."""
+    left = lifetime - initial_age(headers, fetched_at)
+    stale_by = max(0.0, -left)
     stale_for, error_for = _after(known)
-    fresh_for = lifetime - initial_age(headers, fetched_at)
-    if fresh_for < 0:  # these count from the end of freshness, which is in the past
-        stale_for = max(0.0, stale_for + fresh_for)
-        error_for = max(0.0, error_for + fresh_for)
-    return Policy(max(0.0, fresh_for), stale_for, error_for)
+    terms = Policy(max(0.0, left), max(0.0, stale_for - stale_by), max(0.0, error_for - stale_by))
+    return ResponseTimes(terms, stale_by)
 
 
 def _lifetime(

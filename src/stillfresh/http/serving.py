@@ -20,6 +20,8 @@ class HeadTimes(Protocol):
     def initial_age(self) -> float: ...
     @property
     def fresh_for(self) -> float: ...
+    @property
+    def stale_by(self) -> float: ...
 
 
 class HasHead(Protocol):
@@ -38,8 +40,12 @@ def age_at(answer: Answer[R], now: float) -> float:
 
 
 def ttl_at(answer: Answer[R], now: float) -> float:
-    """Its remaining freshness; an invalidated response has none."""
-    left = answer.value.head.fresh_for - (now - answer.fetched_at)
+    """Its lifetime, less its age by now; an invalidated response has nothing left.
+
+    `fresh_for` alone does not do: it is 0 for any response that came stale, however old it was.
+    """
+    head = answer.value.head
+    left = head.fresh_for - head.stale_by - (now - answer.fetched_at)
     return left if answer.verdict is Verdict.FRESH else min(left, 0.0)
 
 

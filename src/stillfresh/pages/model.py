@@ -210,6 +210,8 @@ class Head(Struct, frozen=True, array_like=True):
     """True if another service stored it."""
     is_one_clients: bool = False
     """True if its key has a client's credentials: other caches must not keep it."""
+    stale_by: float = 0.0
+    """Seconds past its lifetime when it came; 0 if it came fresh."""
 
 
 class StoredPage:

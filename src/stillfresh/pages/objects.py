@@ -75,7 +75,8 @@ class PageShape:
             head = decoded(body.extra)
         except msgspec.DecodeError:
             return packed(body.extra, body.data)  # the codec says what is wrong with it
-        head = msgspec.structs.replace(head, fresh_for=terms.fresh_for)
+        stale_by = 0.0 if terms.fresh_for else head.stale_by
+        head = msgspec.structs.replace(head, fresh_for=terms.fresh_for, stale_by=stale_by)
         return packed(encoded(head), body.data)
 
 

@@ -44,6 +44,8 @@ class Shared:
     """RFC 9213: by `CDN-Cache-Control`."""
     is_one_clients: bool = False
     """True if its key has a client's credentials: other caches must not keep it."""
+    stale_by: float = 0.0
+    """Seconds past its lifetime when it came; 0 if it came fresh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +86,16 @@ def judged(
         if status not in BY_ROUTE:
             return Reason.STATUS
         return Shared(own[1] if status in ABSENT else own[0], vary, is_targeted)
-    terms = stated(headers, fetched_at, is_targeted=is_targeted)
-    if terms is None and allowed.heuristic and not is_targeted:
-        terms = guessed(status, headers, fetched_at)
-    if terms is None:
+    times = stated(headers, fetched_at, is_targeted=is_targeted)
+    if times is None and allowed.heuristic and not is_targeted:
+        times = guessed(status, headers, fetched_at)
+    if times is None:
         return Reason.NO_FRESHNESS
+    terms = times.terms
     has_validator = any(name in {b"etag", b"last-modified"} for name, _ in headers)
     if not (terms.fresh_for or terms.stale_for or terms.error_for or has_validator):
         return Reason.NO_FRESHNESS
-    return Shared(terms, vary, is_targeted)
+    return Shared(terms, vary, is_targeted, stale_by=times.stale_by)
 
 
 def is_of_gateway(headers: Raw) -> bool:

@@ -94,6 +94,7 @@ def made_of(
         variant=tuple((name, given[name]) for name in vary if given.get(name)),
         is_targeted=judgement.is_targeted,
         is_one_clients=judgement.is_one_clients,
+        stale_by=judgement.stale_by,
     )
     return Rendered(StoredPage(head, page.body), None, given, born_at)
 

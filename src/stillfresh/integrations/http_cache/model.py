@@ -135,6 +135,8 @@ class ResponseHead(Struct, frozen=True, array_like=True):
     """How long it is fresh by its own fields, whatever the cache's `fresh_for` says."""
     has_sender: bool = False
     """True if it was asked for with credentials."""
+    stale_by: float = 0.0
+    """Seconds past its lifetime when it came; 0 if it came fresh."""
 
 
 class StoredResponse:

@@ -23,7 +23,14 @@ from stillfresh.http.fields import (
     values,
     with_field,
 )
-from stillfresh.http.freshness import BY_GUESS, controls, guessed, initial_age, stated
+from stillfresh.http.freshness import (
+    BY_GUESS,
+    ResponseTimes,
+    controls,
+    guessed,
+    initial_age,
+    stated,
+)
 from stillfresh.http.serving import Wish, age_at, is_good_enough, ttl_at, wish_of
 from stillfresh.http.sharing import (
     BY_ROUTE,
@@ -191,6 +198,8 @@ class Storable:
     """How long it is fresh by its own fields."""
     has_sender: bool
     """The request had credentials."""
+    stale_by: float
+    """Seconds past its lifetime when it came; 0 if it came fresh."""
 
 
 def judge_response(
@@ -218,12 +227,13 @@ def judge_response(
     variant = variant_of(vary, lookup.request.headers)
     if variant is None:
         return Reason.VARY
-    terms = _terms(lookup.controls, status, headers, fetched_at, settings)
-    if terms is None:
+    times = _times(lookup.controls, status, headers, fetched_at, settings)
+    if times is None:
         return Reason.NO_FRESHNESS
-    own_terms = stated(headers, fetched_at, is_shared=is_shared)
-    stated_for = 0.0 if own_terms is None else own_terms.fresh_for
-    return Storable(terms, vary, variant, stated_for, bool(lookup.carried))
+    own_times = stated(headers, fetched_at, is_shared=is_shared)
+    stated_for = 0.0 if own_times is None else own_times.terms.fresh_for
+    has_sender = bool(lookup.carried)
+    return Storable(times.terms, vary, variant, stated_for, has_sender, times.stale_by)
 
 
 def _why_personal(headers: Raw, carried: frozenset[bytes]) -> Reason | None:
@@ -259,9 +269,9 @@ def is_open_now(
     return is_fresh and now - answer.fetched_at < head.stated_for
 
 
-def _terms(
+def _times(
     request_controls: Controls, status: int, headers: Raw, fetched_at: float, settings: HttpSettings
-) -> Policy | None:
+) -> ResponseTimes | None:
     """Its times: those of the request or the cache, else its own; None if it has none."""
     is_shared = settings.is_shared
     known = controls(headers, is_shared=is_shared)
@@ -269,22 +279,26 @@ def _terms(
         settings.fresh_for if request_controls.fresh_for is None else request_controls.fresh_for
     )
     if fresh_for is not None and status in BY_ROUTE:
-        return Policy(fresh_for, *_served_stale(known, request_controls, settings))
-    stated_terms = stated(headers, fetched_at, is_shared=is_shared)
-    if stated_terms is None and settings.is_heuristic:
-        stated_terms = guessed(status, headers, fetched_at, is_shared=is_shared)
+        return ResponseTimes(Policy(fresh_for, *_served_stale(known, request_controls, settings)))
+    times = stated(headers, fetched_at, is_shared=is_shared)
+    if times is None and settings.is_heuristic:
+        times = guessed(status, headers, fetched_at, is_shared=is_shared)
     has_validator = any(name in {b"etag", b"last-modified"} for name, _ in headers)
-    if stated_terms is None:
-        is_kept = has_validator and (status in BY_GUESS or "public" in known)
-        return Policy(0, *_served_stale(known, request_controls, settings)) if is_kept else None
+    if times is None:
+        if not has_validator or (status not in BY_GUESS and "public" not in known):
+            return None
+        # Nobody knows when it stopped being fresh. The cache's own times count from its request;
+        # for `max-stale` it has no lifetime, and is stale by all of its age.
+        terms = Policy(0, *_served_stale(known, request_controls, settings))
+        return ResponseTimes(terms, initial_age(headers, fetched_at))
     stale_for, error_for = _served_stale(known, request_controls, settings)
     if "stale-while-revalidate" in known:
-        stale_for = stated_terms.stale_for
+        stale_for = times.terms.stale_for
     if "stale-if-error" in known:
-        error_for = stated_terms.error_for
-    terms = Policy(stated_terms.fresh_for, stale_for, error_for)
+        error_for = times.terms.error_for
+    terms = Policy(times.terms.fresh_for, stale_for, error_for)
     is_served = terms.fresh_for or terms.stale_for or terms.error_for
-    return terms if is_served or has_validator else None
+    return ResponseTimes(terms, times.stale_by) if is_served or has_validator else None
 
 
 def _served_stale(
@@ -318,6 +332,7 @@ def new_response(
         storable.variant,
         storable.stated_for,
         storable.has_sender,
+        storable.stale_by,
     )
     return StoredResponse(head, body)
 
