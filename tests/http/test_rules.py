@@ -334,6 +334,28 @@ class TestI14Stated:
         assert stated((*said, *raw("age: 300")), NOW) == ResponseTimes(Policy(0, 0, 0), 240)
 
     @pytest.mark.parametrize(
+        ("lines", "expected"),
+        [
+            (["cache-control: max-age=60"], (60, 30, 90)),
+            (["cache-control: max-age=60, stale-while-revalidate=7"], (60, 7, 90)),
+            (["cache-control: max-age=60, stale-if-error=7"], (60, 30, 7)),
+            (["cache-control: max-age=60, stale-if-error=oops"], (60, 30, 0)),
+            (["cache-control: max-age=60, must-revalidate"], (60, 0, 0)),
+            (["cache-control: max-age=60", "age: 100"], (0, 0, 50)),
+        ],
+    )
+    def test_own_stale_times_count_where_a_response_states_none(
+        self, lines: list[str], expected: tuple[float, float, float]
+    ) -> None:
+        """From the end of its lifetime, as those that it states, unless it forbids them."""
+        times = stated(raw(*lines), NOW, stale_for=30, error_for=90)
+        assert times is not None
+        assert times.terms == Policy(*expected)
+        modified = "last-modified: Tue, 14 Nov 2023 22:11:40 GMT"
+        assumed = guessed(200, raw(modified, "age: 50"), NOW, stale_for=30, error_for=90)
+        assert assumed == ResponseTimes(Policy(0, 0, 50), 40)
+
+    @pytest.mark.parametrize(
         ("status", "lines", "expected"),
         [
             (200, ["last-modified: Tue, 14 Nov 2023 22:11:40 GMT"], 10),

@@ -376,6 +376,46 @@ class TestD1Stale:
         for path in ("/a", "/b"):
             assert_fails(client, path, failure)
 
+    @pytest.mark.parametrize(("waits", "is_served"), [(19, True), (21, False)])
+    def test_error_for_counts_from_the_end_of_a_lifetime_that_was_over(
+        self, site: Site, make: Make, waits: float, *, is_served: bool
+    ) -> None:
+        """The response came 40 s after it, so 20 of 60 s are left."""
+        site.answer("/a", b"one", cache_control="max-age=5", age=45, etag='"v1"')
+        client = make(error_for=60)
+        client.get("/a")
+        break_site(site, "/a", "closed")
+        client.clock.advance(waits)
+        if is_served:
+            served = client.get("/a")
+            assert served.cache_status == "stillfresh; hit; ttl=-59; detail=refresh-failed"
+        else:
+            assert_fails(client, "/a", "closed")
+
+    @pytest.mark.parametrize(("waits", "is_hit"), [(19, True), (21, False)])
+    def test_stale_for_counts_from_the_end_of_a_lifetime_that_was_over(
+        self, site: Site, make: Make, waits: float, *, is_hit: bool
+    ) -> None:
+        """As `error_for`."""
+        site.answer("/a", b"one", cache_control="max-age=5", age=45, etag='"v1"')
+        client = make(stale_for=60)
+        client.get("/a")
+        client.clock.advance(waits)
+        assert client.get("/a").is_hit is is_hit
+
+    def test_own_times_count_from_the_request_if_a_response_states_no_lifetime(
+        self, site: Site, make: Make
+    ) -> None:
+        """Nobody knows when it stopped being fresh, and the site has just sent it."""
+        site.answer("/a", b"one", age=45, etag='"v1"')
+        client = make(error_for=40)
+        client.get("/a")
+        break_site(site, "/a", "closed")
+        client.clock.advance(39)
+        assert client.get("/a").body == b"one"
+        client.clock.advance(60)
+        assert_fails(client, "/a", "closed")
+
     def test_must_revalidate_forbids_it(self, site: Site, make: Make) -> None:
         site.answer("/a", b"one", cache_control="max-age=5, must-revalidate", etag='"a"')
         client = make(stale_for=60, error_for=60)

@@ -139,16 +139,11 @@ def terms_of(fields: Raw, sent: float, own: Policy, unkept: Set[str]) -> Policy:
     """`terms = "upstream"`: the times that the answer states; `own` if it states none.
 
     An answer that must not be stored is only for waiting callers. Our own `error_for` applies,
-    unless the answer states another or forbids it (RFC 9111 §4.2.4).
+    unless the answer states another or forbids it (RFC 9111 §4.2.4). It counts from the end of the
+    answer's freshness, which may be in the past.
     """
     known = controls(fields)
     if known.keys() & unkept:
         return Policy(0)
-    times = stated(fields, sent)
-    if times is None:
-        return own
-    terms = times.terms
-    is_strict = known.keys() & {"no-cache", "must-revalidate", "proxy-revalidate"}
-    if is_strict or "stale-if-error" in known:
-        return terms
-    return Policy(terms.fresh_for, terms.stale_for, own.error_for)
+    times = stated(fields, sent, error_for=own.error_for)
+    return own if times is None else times.terms

@@ -27,6 +27,8 @@ BY_GUESS: Final = frozenset({200, 203, 204, 300, 301, 308, 404, 405, 410, 414, 5
 """RFC 9110 §15.1: statuses that may be stored without stated freshness."""
 LONGEST_GUESS: Final = 86_400.0
 FOR_SHARED_CACHES: Final = frozenset({"s-maxage", "proxy-revalidate"})
+NEVER_STALE: Final = frozenset({"no-cache", "must-revalidate", "proxy-revalidate"})
+"""§5.2.2.2, §5.2.2.4, §5.2.2.8: a response that has one of them is never served stale."""
 IN_SECONDS: Final = frozenset({"max-age", "s-maxage", "stale-while-revalidate", "stale-if-error"})
 
 
@@ -59,34 +61,63 @@ def controls(headers: Raw, *, is_targeted: bool = False, is_shared: bool = True)
 
 
 def stated(
-    headers: Raw, fetched_at: float, *, is_targeted: bool = False, is_shared: bool = True
+    headers: Raw,
+    fetched_at: float,
+    *,
+    is_targeted: bool = False,
+    is_shared: bool = True,
+    stale_for: float = 0.0,
+    error_for: float = 0.0,
 ) -> ResponseTimes | None:
-    """The freshness that the response states; None if it states none."""
+    """The times of a response that states its freshness; None if it states none.
+
+    `stale_for`, `error_for`: the cache's own, for a response that neither states nor forbids them.
+    """
     known = controls(headers, is_targeted=is_targeted, is_shared=is_shared)
     lifetime = _lifetime(headers, known, fetched_at, is_targeted=is_targeted)
-    return None if lifetime is None else _times(lifetime, headers, known, fetched_at)
+    if lifetime is None:
+        return None
+    left = lifetime - initial_age(headers, fetched_at)
+    return _times(left, known, stale_for, error_for)
 
 
 def guessed(
-    status: int, headers: Raw, fetched_at: float, *, is_shared: bool = True
+    status: int,
+    headers: Raw,
+    fetched_at: float,
+    *,
+    is_shared: bool = True,
+    stale_for: float = 0.0,
+    error_for: float = 0.0,
 ) -> ResponseTimes | None:
-    """§4.2.2: a tenth of the time since its last change, at most a day; None if not allowed."""
+    """The same by a guess (§4.2.2); None if that is not allowed.
+
+    The lifetime is a tenth of the time since its last change, and at most a day.
+    """
     known = controls(headers, is_shared=is_shared)
     modified = date_of(headers, b"last-modified")
     if modified is None or (status not in BY_GUESS and "public" not in known):
         return None
     date = date_of(headers, b"date")
     lifetime = ((fetched_at if date is None else date) - modified) / 10
-    return _times(min(max(0.0, lifetime), LONGEST_GUESS), headers, known, fetched_at)
+    left = min(max(0.0, lifetime), LONGEST_GUESS) - initial_age(headers, fetched_at)
+    return _times(left, known, stale_for, error_for)
 
 
 def _times(
-    lifetime: float, headers: Raw, known: Mapping[str, str], fetched_at: float
+    left: float, known: Mapping[str, str], stale_for: float, error_for: float
 ) -> ResponseTimes:
-    """Its lifetime, less the age that it already has; the other times count from its end."""
-    left = lifetime - initial_age(headers, fetched_at)
+    """RFC 5861 §3 and §4: the other times count from the end of its lifetime.
+
+    `left`: how much of its lifetime was left when it came; negative if that was over.
+    """
     stale_by = max(0.0, -left)
-    stale_for, error_for = _after(known)
+    if not NEVER_STALE.isdisjoint(known):
+        return ResponseTimes(Policy(max(0.0, left)), stale_by)
+    stated_stale = number(known, "stale-while-revalidate")
+    stated_error = number(known, "stale-if-error")
+    stale_for = stale_for if stated_stale is None else stated_stale
+    error_for = error_for if stated_error is None else stated_error
     terms = Policy(max(0.0, left), max(0.0, stale_for - stale_by), max(0.0, error_for - stale_by))
     return ResponseTimes(terms, stale_by)
 
@@ -123,14 +154,6 @@ def _until_expires(headers: Raw, fetched_at: float) -> float | None:
         return 0.0
     date = date_of(headers, b"date")
     return max(0.0, until - (fetched_at if date is None else date))
-
-
-def _after(known: Mapping[str, str]) -> tuple[float, float]:
-    """RFC 5861 §3 and §4; RFC 9111 §5.2.2.2: must-revalidate forbids both."""
-    if known.keys() & {"no-cache", "must-revalidate", "proxy-revalidate"}:
-        return 0.0, 0.0
-    stale_for = number(known, "stale-while-revalidate") or 0.0
-    return stale_for, number(known, "stale-if-error") or 0.0
 
 
 def initial_age(headers: Raw, fetched_at: float) -> float:

@@ -15,7 +15,7 @@ from stillfresh.http.fields import (
     end_to_end,
     values,
 )
-from stillfresh.http.freshness import controls, guessed, stated, targeted
+from stillfresh.http.freshness import NEVER_STALE, controls, guessed, stated, targeted
 from stillfresh.http.serving import Wish, age_at, is_good_enough, ttl_at
 from stillfresh.http.sharing import (
     ABSENT,
@@ -127,7 +127,7 @@ def allows_authorized(head: Head) -> bool:
 
 def forbids_stale(head: Head) -> bool:
     """§5.2.2.2, §5.2.2.8: never served stale, even if the request would accept it."""
-    return says(head, "must-revalidate", "proxy-revalidate", "no-cache", "s-maxage")
+    return says(head, "s-maxage", *NEVER_STALE)
 
 
 def is_for(answer: Head, carried: frozenset[bytes]) -> Reason | None:

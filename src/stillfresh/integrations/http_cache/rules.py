@@ -25,6 +25,7 @@ from stillfresh.http.fields import (
 )
 from stillfresh.http.freshness import (
     BY_GUESS,
+    NEVER_STALE,
     ResponseTimes,
     controls,
     guessed,
@@ -81,7 +82,6 @@ NOT_STORED: Final = frozenset({b"age", b"content-length", b"set-cookie"})
 """Fields of one response: a stored cookie would put an old session back."""
 CERTIFICATE: Final = b"client certificate"
 """Among the names of credentials; no field has a space in its name."""
-MUST_ASK: Final = frozenset({"no-cache", "must-revalidate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,34 +278,38 @@ def _times(
     fresh_for = (
         settings.fresh_for if request_controls.fresh_for is None else request_controls.fresh_for
     )
+    stale_for, error_for = _own_stale_times(known, request_controls, settings)
     if fresh_for is not None and status in BY_ROUTE:
-        return ResponseTimes(Policy(fresh_for, *_served_stale(known, request_controls, settings)))
-    times = stated(headers, fetched_at, is_shared=is_shared)
+        return ResponseTimes(Policy(fresh_for, stale_for, error_for))
+    times = stated(
+        headers, fetched_at, is_shared=is_shared, stale_for=stale_for, error_for=error_for
+    )
     if times is None and settings.is_heuristic:
-        times = guessed(status, headers, fetched_at, is_shared=is_shared)
+        times = guessed(
+            status,
+            headers,
+            fetched_at,
+            is_shared=is_shared,
+            stale_for=stale_for,
+            error_for=error_for,
+        )
     has_validator = any(name in {b"etag", b"last-modified"} for name, _ in headers)
     if times is None:
         if not has_validator or (status not in BY_GUESS and "public" not in known):
             return None
         # Nobody knows when it stopped being fresh. The cache's own times count from its request;
         # for `max-stale` it has no lifetime, and is stale by all of its age.
-        terms = Policy(0, *_served_stale(known, request_controls, settings))
-        return ResponseTimes(terms, initial_age(headers, fetched_at))
-    stale_for, error_for = _served_stale(known, request_controls, settings)
-    if "stale-while-revalidate" in known:
-        stale_for = times.terms.stale_for
-    if "stale-if-error" in known:
-        error_for = times.terms.error_for
-    terms = Policy(times.terms.fresh_for, stale_for, error_for)
+        return ResponseTimes(Policy(0, stale_for, error_for), initial_age(headers, fetched_at))
+    terms = times.terms
     is_served = terms.fresh_for or terms.stale_for or terms.error_for
-    return ResponseTimes(terms, times.stale_by) if is_served or has_validator else None
+    return times if is_served or has_validator else None
 
 
-def _served_stale(
+def _own_stale_times(
     known: dict[str, str], request_controls: Controls, settings: HttpSettings
 ) -> tuple[float, float]:
     """The cache's own `stale_for` and `error_for`, if the response does not forbid them."""
-    if not MUST_ASK.isdisjoint(known) or "proxy-revalidate" in known:
+    if not NEVER_STALE.isdisjoint(known):
         return 0.0, 0.0
     stale_for = (
         settings.stale_for if request_controls.stale_for is None else request_controls.stale_for
@@ -399,8 +403,7 @@ def is_good(
 def forbids_stale(head: ResponseHead, settings: HttpSettings) -> bool:
     """§5.2.2.2, §5.2.2.8: never served stale, even if the request would accept it."""
     known = controls(head.headers, is_shared=settings.is_shared).keys()
-    names = MUST_ASK | {"proxy-revalidate", "s-maxage"} if settings.is_shared else MUST_ASK
-    return not known.isdisjoint(names)
+    return not known.isdisjoint(NEVER_STALE | {"s-maxage"})
 
 
 def may_serve_on_error(
