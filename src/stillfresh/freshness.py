@@ -1,7 +1,8 @@
-"""May this copy be served? The one place where two times are compared.
+"""May this copy be served? The verdict of a policy on an age, and the end of a lease or a cooldown.
 
 Pure: times in, verdict out. Nothing else may live here: no clock, no store, no asyncio.
-(`TtlCache` compares for itself, for speed: docs/decisions/0301.)
+Other times are compared where they count: a caller's `max_age` in `engine/rules.py`, what a request
+of HTTP accepts in `http/serving.py`, an entry of `TtlCache` in its own file, for speed.
 """
 
 from dataclasses import dataclass
