@@ -273,7 +273,7 @@ def a_change_is_put_without_its_lease(patch: pytest.MonkeyPatch) -> None:
     """E36: the value is stored although somebody else has written since."""
 
     async def put(self: Changing[Any, Any], value: Any) -> Stored:
-        results = await self._core.puts.put({self._key: value})
+        results = await self._core.puts.put([(self._key, value)], {})
         return results[self._key]
 
     patch.setattr(Changing, "put", put)

@@ -8,7 +8,15 @@ invalidates the key instead of storing it.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from msgspec import Struct
@@ -125,75 +133,52 @@ class Puts(Generic[K, V]):
 
     async def put(
         self,
-        values: Mapping[K, object],
-        terms: OwnTerms | None = None,
+        pairs: Collection[tuple[K, object]],
+        terms: OwnTerms,
         *,
         version: object = None,
+        when: When = When.ALWAYS,
     ) -> dict[K, Stored]:
-        """Store values. Raises ConfigError, before any is stored, if one of them cannot be encoded.
+        """Store values, given as pairs of a key and its value.
 
-        It also raises ConfigError if a stored version is of the other kind; all others are stored.
-        Nothing may change `values` meanwhile. A caller that gives up takes its put along: nothing
-        of it acts after what the caller does next.
+        Raises ConfigError, before any is stored, if one of them cannot be encoded; and if a stored
+        version is of the other kind, when all others are stored. Nothing may change `pairs`
+        meanwhile. A caller that gives up takes its put along: nothing of it acts after what the
+        caller does next.
         """
         runtime = await self._core.ready()
         stored: dict[K, Stored] = {}
         mixed: list[ConfigError] = []
         with self._core.fence.starting() as start:
-            slices = await self._prepare_all(runtime, values, terms or {}, version)
+            slices = await self._prepare_all(runtime, pairs, terms, version)
             while slices:  # what is done is freed: all at once would hold up the loop
-                stored.update(await self._put_slice(runtime, slices.pop(0), start, mixed))
+                values = slices.pop(0)
+                if self._core.is_bypassed():
+                    stored |= await self._put_past_the_cache(runtime, values)
+                    continue
+                step = self._put(runtime, values, start, when=when, mixed=mixed)
+                stored |= await self.carry_out(runtime, step)
         if mixed:
             raise mixed[0]
         return stored
 
-    async def put_one(
-        self,
-        key: K,
-        given: object,
-        terms: OwnTerms,
-        *,
-        version: object = None,
-        when: When = When.ALWAYS,
-    ) -> Stored:
-        """Store one value, as `put` does."""
-        runtime = await self._core.ready()
-        mixed: list[ConfigError] = []
-        with self._core.fence.starting() as start:
-            known = self.prepare_one(runtime, key, given, terms, version)
-            stored = await self._put_slice(runtime, [known], start, mixed, when)
-        if mixed:
-            raise mixed[0]
-        return stored[key]
-
-    async def _put_slice(
+    async def _prepare_all(
         self,
         runtime: Runtime,
-        values: Sequence[Known[K, V]],
-        start: Start[K],
-        mixed: list[ConfigError],
-        when: When = When.ALWAYS,
-    ) -> dict[K, Stored]:
-        """Store values in one step, or none of them inside `bypassed()`."""
-        if self._core.is_bypassed():
-            await self._put_past_the_cache(runtime, values)
-            return {known.key: Stored(stored=False) for known in values}
-        step = self._put(runtime, values, start, when=when, mixed=mixed)
-        return await self.carry_out(runtime, step)
-
-    async def _prepare_all(
-        self, runtime: Runtime, values: Mapping[K, object], terms: OwnTerms, version: object
+        pairs: Collection[tuple[K, object]],
+        terms: OwnTerms,
+        version: object,
     ) -> list[list[Known[K, V]]]:
         """All values, encoded, in slices of one step each."""
         sent = rules.stamped(runtime.clock())
         form = self._version_form(version)
 
-        if len(values) <= SLICE:
-            known = self._prepare_slice(runtime, values.items(), terms, sent, form)
+        if len(pairs) <= SLICE:
+            known = self._prepare_slice(runtime, pairs, terms, sent, form)
             return [known] if known else []
         return [
             self._prepare_slice(runtime, group, terms, sent, form)
-            async for group in sliced(values.items(), SLICE)
+            async for group in sliced(pairs, SLICE)
         ]
 
     def _prepare_slice(
@@ -234,10 +219,14 @@ class Puts(Generic[K, V]):
         with runtime.waited_for():
             return await work
 
-    async def _put_past_the_cache(self, runtime: Runtime, values: Sequence[Known[K, V]]) -> None:
+    async def _put_past_the_cache(
+        self, runtime: Runtime, values: Sequence[Known[K, V]]
+    ) -> dict[K, Stored]:
         """Inside `bypassed()` nothing is stored, and nothing old is left."""
-        with self._core.changes.overtaking([known.key for known in values]):
+        keys = [known.key for known in values]
+        with self._core.changes.overtaking(keys):
             await runtime.store.invalidate(self._spec.kind, [known.id for known in values])
+        return {key: Stored(stored=False) for key in keys}
 
     def prepare(
         self,

@@ -411,7 +411,8 @@ class Resource(Face[K, V]):
         resource's. Raises ConfigError if the value cannot be stored, and StoreError if the store
         did not confirm it.
         """
-        return await self.core.puts.put_one(key, value, terms, version=version)
+        stored = await self.core.puts.put([(key, value)], terms, version=version)
+        return stored[key]
 
     async def put_many(
         self,
@@ -429,7 +430,7 @@ class Resource(Face[K, V]):
                 f"{self.core.spec.kind}.put_many: takes a mapping from key to value, "
                 f"not {shown(values)}"
             )
-        return await self.core.puts.put(dict(values), terms, version=version)
+        return await self.core.puts.put(dict(values).items(), terms, version=version)
 
     async def add(
         self,
@@ -443,9 +444,9 @@ class Resource(Face[K, V]):
 
         Of several callers at once, in any process, the result of one says that it was stored.
         """
-        return await self.core.puts.put_one(
-            key, value, terms, version=version, when=When.NO_LIVE_COPY
-        )
+        pairs = [(key, value)]
+        stored = await self.core.puts.put(pairs, terms, version=version, when=When.NO_LIVE_COPY)
+        return stored[key]
 
     async def touch(self, key: K, **terms: Unpack[OwnTerms]) -> Stored:
         """Give a fresh copy new times that count from now, and leave its value.
@@ -453,7 +454,8 @@ class Resource(Face[K, V]):
         Terms that are left out are the resource's. If there is no fresh copy, nothing is stored,
         and the result says so.
         """
-        return await self.core.puts.put_one(key, Loaded(KEEP), terms, when=When.LIVE_COPY)
+        stored = await self.core.puts.put([(key, Loaded(KEEP))], terms, when=When.LIVE_COPY)
+        return stored[key]
 
     async def update(self, key: K, change: Change[V]) -> Answer[V] | None:
         """Publish what `change` makes of the present value. No other change is lost.
