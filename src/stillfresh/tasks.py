@@ -14,6 +14,8 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final, Generic, Self, TypeVar
 
+from msgspec import Struct
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -84,17 +86,14 @@ class Tasks:
             logger.error("still running %g s after close: %r", grace, task)
 
 
-class Ending:
+class Ending(Struct, eq=False):
     """The end of some work, for others of the same loop to wait for.
 
     Mostly nobody does, so there is a future only if somebody asks for it.
     """
 
-    __slots__ = ("_future", "_is_over")
-
-    def __init__(self) -> None:
-        self._future: asyncio.Future[None] | None = None
-        self._is_over = False
+    _future: asyncio.Future[None] | None = None
+    _is_over: bool = False
 
     def future(self) -> "asyncio.Future[None]":
         """Return the future that is done when the work is over. Call it on the loop."""
@@ -112,18 +111,15 @@ class Ending:
             future.set_result(None)
 
 
-class AwaitedBlock:
+class AwaitedBlock(Struct, eq=False):
     """The block of `Tasks.waited_for`."""
 
-    __slots__ = ("_blocks", "_end")
-
-    def __init__(self, blocks: "set[AwaitedBlock]") -> None:
-        """`blocks`: those that are entered now."""
-        self._blocks = blocks
-        self._end: Ending | None = None
+    _blocks: "set[AwaitedBlock]"
+    """Those that are entered now."""
+    _end: Ending | None = None
 
     def __enter__(self) -> Self:
-        self.enter()
+        self._blocks.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:

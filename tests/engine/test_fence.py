@@ -75,7 +75,7 @@ class TestE6Fence:
         with world.fence.starting() as start:
             assert world.fence.is_busy
             world.fence.void(["a"])
-            assert start.changed(["a", "b", "c"]) == {"a"}
+            assert world.fence.changed_keys(["a", "b", "c"], start.number) == {"a"}
             assert start.is_void("a", ())
         assert not world.fence.is_busy
 

@@ -12,7 +12,7 @@ from stillfresh.engine import loads, memory
 from stillfresh.engine import rules as engine_rules
 from stillfresh.engine.at_least import AtLeast
 from stillfresh.engine.changes import KeyChanges
-from stillfresh.engine.fence import Fence, FenceClock, Start
+from stillfresh.engine.fence import Fence, FenceClock
 from stillfresh.engine.lane import Lane
 from stillfresh.engine.load import Load
 from stillfresh.engine.load_states import ENDINGS, Told
@@ -144,7 +144,7 @@ def the_fence_does_not_advance_when_a_copy_is_sent(patch: pytest.MonkeyPatch) ->
 @mutant(Promise.FRESH, "on_slow_answers")
 def the_fence_is_not_asked_after_a_read(patch: pytest.MonkeyPatch) -> None:
     """E6: a read that began before the end of a change fills memory after it."""
-    patch.setattr(Start, "changed", lambda *_: set())
+    patch.setattr(Fence, "changed_keys", lambda *_: set())
 
 
 @mutant(Promise.FRESH, "on_slow_answers")

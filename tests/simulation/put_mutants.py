@@ -239,12 +239,14 @@ def a_put_that_must_come_again_is_acknowledged(patch: pytest.MonkeyPatch) -> Non
 def a_put_goes_on_after_its_caller_gave_up(patch: pytest.MonkeyPatch) -> None:
     """It is put again, with what the process has heard since."""
 
-    async def carry_out(self: Any, runtime: Any, work: Any) -> Any:
-        step = runtime.step(work)
+    before = Puts._put
+
+    async def put(self: Any, runtime: Any, *args: Any, **options: Any) -> Any:
+        step = runtime.step(before(self, runtime, *args, **options))
         step.add_done_callback(looked_at)
         return await asyncio.shield(step)
 
-    patch.setattr(Puts, "carry_out", carry_out)
+    patch.setattr(Puts, "_put", put)
 
 
 @put_mutant(Promise.ONCE, "of_updates")

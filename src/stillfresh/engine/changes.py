@@ -8,7 +8,7 @@ to memory.
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from msgspec import Struct
 
@@ -23,11 +23,28 @@ V = TypeVar("V")
 
 
 class StoreStep(Struct, Generic[K], eq=False):
-    """A step of the store, and which of its keys this process changed while it ran."""
+    """`with step:` stands around a step of the store.
 
+    Afterwards `changed` says which of its keys this process changed meanwhile.
+    """
+
+    _steps: "set[StoreStep[K]]"
+    """Those that run now."""
+    _fence: Fence[K]
     keys: Collection[K]
+    _began: int = 0
     changed: set[K] = set()
-    """Known when the step has ended."""
+
+    def __enter__(self) -> Self:
+        self._began = self._fence.clock.now
+        self._fence.begins()
+        self._steps.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.changed = self._fence.changed_keys(self.keys, self._began)
+        self._steps.discard(self)
+        self._fence.ends()
 
 
 class KeyChanges(Generic[K, V]):
@@ -52,13 +69,13 @@ class KeyChanges(Generic[K, V]):
         for step in self._steps:
             yield from step.keys
 
-    def step(self, keys: Collection[K]) -> "StepBlock[K]":
+    def step(self, keys: Collection[K]) -> StoreStep[K]:
         """A step that knows, when the block ends, which of its keys were changed meanwhile."""
-        return StepBlock(self._steps, self._fence, keys)
+        return StoreStep(self._steps, self._fence, keys)
 
     def overtaking(self, keys: Sequence[K], *, voids: bool = True) -> "OvertakingBlock[K]":
         """Advance the keys' fence around a store step, so that concurrent changes are noticed."""
-        return OvertakingBlock(self, self.step(keys), keys, voids=voids)
+        return OvertakingBlock(self, self.step(keys), voids)
 
     def overtake(self, keys: Collection[K], *, voids: bool = True) -> None:
         """Drop keys from memory. Loads and steps that run now began too early to be kept.
@@ -84,44 +101,16 @@ class KeyChanges(Generic[K, V]):
         self.overtake(self._memory.tagged(tag))
 
 
-class StepBlock(Generic[K]):
-    """The block of `KeyChanges.step`."""
-
-    __slots__ = ("_fence", "_start", "_step", "_steps")
-
-    def __init__(self, steps: set[StoreStep[K]], fence: Fence[K], keys: Collection[K]) -> None:
-        self._steps = steps
-        self._fence = fence
-        self._step = StoreStep(keys)
-
-    def __enter__(self) -> StoreStep[K]:
-        self._start = self._fence.starting()
-        self._fence.begins()
-        self._steps.add(self._step)
-        return self._step
-
-    def __exit__(self, *_: object) -> None:
-        self._step.changed = self._start.changed(self._step.keys)
-        self._steps.discard(self._step)
-        self._fence.ends()
-
-
-class OvertakingBlock(Generic[K]):
+class OvertakingBlock(Struct, Generic[K], eq=False):
     """The block of `KeyChanges.overtaking`."""
 
-    __slots__ = ("_block", "_changes", "_keys", "_voids")
-
-    def __init__(
-        self, changes: KeyChanges[K, Any], block: StepBlock[K], keys: Collection[K], *, voids: bool
-    ) -> None:
-        self._changes = changes
-        self._block = block
-        self._keys = keys
-        self._voids = voids
+    _changes: KeyChanges[K, Any]
+    _step: StoreStep[K]
+    _voids: bool
 
     def __enter__(self) -> StoreStep[K]:
-        self._changes.overtake(self._keys, voids=self._voids)
-        return self._block.__enter__()
+        self._changes.overtake(self._step.keys, voids=self._voids)
+        return self._step.__enter__()
 
     def __exit__(
         self,
@@ -129,7 +118,7 @@ class OvertakingBlock(Generic[K]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._block.__exit__(kind, error, traceback)
-        self._changes.overtake(self._keys, voids=self._voids)
+        self._step.__exit__(kind, error, traceback)
+        self._changes.overtake(self._step.keys, voids=self._voids)
         if isinstance(error, StoreError):
             note_unconfirmed(error)

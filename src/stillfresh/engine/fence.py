@@ -159,6 +159,12 @@ class Fence(Generic[K]):
             return False
         return self.clock.has_void((*tags, *self._tags_of(key)), began)
 
+    def changed_keys(self, keys: Iterable[K], began: int) -> set[K]:
+        """Those of the keys that were changed after this number."""
+        if self.clock.last_change <= began:  # as mostly
+            return set()
+        return {key for key in keys if self.is_changed(key, began)}
+
     def is_put(self, key: K, began: int) -> bool:
         """True if the key was changed after this number, at last by a put."""
         number = self._changes.number(key)
@@ -171,7 +177,7 @@ class Fence(Generic[K]):
         return self._voids.is_marked(key, began) or self.clock.has_void(tags, began)
 
     def starting(self) -> "Start[K]":
-        """Work that is done inside its block learns from the `Start` what was changed since."""
+        """A put inside this block learns from the `Start` what was voided since."""
         return Start(self, self.clock.now)
 
     def begins(self) -> None:
@@ -207,10 +213,6 @@ class Start(Struct, Generic[K], frozen=True):
 
     def __exit__(self, *_: object) -> None:
         self.fence.ends()
-
-    def changed(self, keys: Iterable[K]) -> set[K]:
-        """The keys that were changed since."""
-        return {key for key in keys if self.fence.is_changed(key, self.number)}
 
     def is_void(self, key: K, tags: Iterable[str]) -> bool:
         """True if a value with these tags may not be put any more."""

@@ -17,6 +17,8 @@ from functools import partial
 from threading import local
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from msgspec import Struct, field
+
 from stillfresh.engine.load import Load
 from stillfresh.engine.load_states import LOADING, PUBLISHING, End, Ended
 from stillfresh.engine.loader import Loader
@@ -455,15 +457,12 @@ class Loads(Generic[K, V]):
         return work.load.leases.get(work.id)
 
 
-class StoringBlock:
+class StoringBlock(Struct, eq=False):
     """The block of `Loads.storing`."""
 
-    __slots__ = ("_end", "_ids", "_storing_ids")
-
-    def __init__(self, storing_ids: dict[str, Ending], ids: Collection[str]) -> None:
-        self._storing_ids = storing_ids
-        self._ids = ids
-        self._end = Ending()
+    _storing_ids: dict[str, Ending]
+    _ids: Collection[str]
+    _end: Ending = field(default_factory=Ending)
 
     def __enter__(self) -> None:
         for id_ in self._ids:

@@ -5,21 +5,16 @@ puts and invalidations; the last one to arrive wins. If the store cannot rule ou
 late, it answers AGAIN, and the put is sent once more. Before each attempt the engine looks whether
 this process has invalidated the key since the call: then the value may be wrong, and the put
 invalidates the key instead of storing it.
+
+A put runs in its caller's task, so it is cancelled with it. A store raises CancelledError only when
+nothing more is done for that caller. Closing waits for puts that are under way.
 """
 
 import asyncio
-from collections.abc import (
-    Callable,
-    Collection,
-    Coroutine,
-    Hashable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stillfresh.backoff import pause_after, spread
@@ -41,7 +36,6 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-T = TypeVar("T")
 
 SLICE: Final = 100  # keys of a put in one step of the store
 EAGER_ATTEMPTS: Final = 10  # attempts without a pause after the answer AGAIN
@@ -73,18 +67,15 @@ class Known(Struct, Generic[K, V], frozen=True):
         return Put(self.copy, self.tags, self.late, when, generation, mark)
 
 
-class InTurn(Generic[K]):
+class InTurn(Struct, Generic[K], eq=False):
     """`async with InTurn(last, keys)`: one change of a key at a time, in the order of the calls.
 
     No generator: the end of the loop would close it in the middle of its block.
     """
 
-    __slots__ = ("_done", "_keys", "_last")
-
-    def __init__(self, last: dict[K, Ending], keys: Sequence[K]) -> None:
-        self._last = last
-        self._keys = keys
-        self._done = Ending()
+    _last: dict[K, Ending]
+    _keys: Sequence[K]
+    _done: Ending = field(default_factory=Ending)
 
     async def __aenter__(self) -> None:
         last = self._last
@@ -156,8 +147,8 @@ class Puts(Generic[K, V]):
                 if self._core.is_bypassed():
                     stored |= await self._put_past_the_cache(runtime, values)
                     continue
-                step = self._put(runtime, values, start, when=when, mixed=mixed)
-                stored |= await self.carry_out(runtime, step)
+                with runtime.waited_for():
+                    stored |= await self._put(runtime, values, start, when=when, mixed=mixed)
         if mixed:
             raise mixed[0]
         return stored
@@ -209,15 +200,6 @@ class Puts(Generic[K, V]):
             return packed_version(cast("int | str | None", version))
         except ConfigError as exc:
             raise ConfigError(f"{self._spec.kind}: {exc}") from None
-
-    async def carry_out(self, runtime: Runtime, work: Coroutine[Any, Any, T]) -> T:
-        """Run a step that `close()` waits for, and that ends with its caller if that gives up.
-
-        It runs in the caller's task, so it is cancelled with it. A store raises CancelledError only
-        when nothing more is done for that caller.
-        """
-        with runtime.waited_for():
-            return await work
 
     async def _put_past_the_cache(
         self, runtime: Runtime, values: Sequence[Known[K, V]]
@@ -320,7 +302,7 @@ class Puts(Generic[K, V]):
         store = runtime.store
         kind = self._spec.kind
         results: dict[str, PutResult] = {}
-        waiting = dict(puts)
+        waiting = puts
         for attempt in range(1, MOST_ATTEMPTS + 1):
             void = [id_ for id_ in waiting if is_void(id_)]
             if void:
@@ -332,11 +314,16 @@ class Puts(Generic[K, V]):
             missing = len(waiting) - len(answers)
             if missing:
                 raise StoreError(f"{kind}: the servers that hold {missing} keys do not answer")
+            again: dict[str, Put] = {}
             for id_, result in answers.items():
-                if result.outcome is not PutOutcome.AGAIN:
+                if result.outcome is PutOutcome.AGAIN:
+                    again[id_] = waiting[id_]
+                else:
                     results[id_] = result
-                    del waiting[id_]
-            if waiting and attempt >= EAGER_ATTEMPTS:
+            if not again:
+                return results
+            waiting = again
+            if attempt >= EAGER_ATTEMPTS:
                 tries = attempt - EAGER_ATTEMPTS + 1
                 pause = pause_after(tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
                 await runtime.sleep(spread(pause, runtime.dice))

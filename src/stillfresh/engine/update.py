@@ -49,7 +49,8 @@ class Updates(Generic[K, V]):
         Returns the answer that is stored afterwards, or None.
         """
         runtime = await self._core.ready()
-        return await self._puts.carry_out(runtime, self._update(runtime, key, change))
+        with runtime.waited_for():
+            return await self._update(runtime, key, change)
 
     async def _update(self, runtime: Runtime, key: K, change: Change[V]) -> Answer[V] | None:
         """One at a time in this process; repeated while other processes change the key."""
@@ -75,7 +76,8 @@ class Updates(Generic[K, V]):
         not written.
         """
         runtime = await self._core.ready()
-        return await self._puts.carry_out(runtime, self._remove(runtime, key))
+        with runtime.waited_for():
+            return await self._remove(runtime, key)
 
     async def _remove(self, runtime: Runtime, key: K) -> bool:
         async with InTurn(self._core.loads.puts, [key]):
