@@ -347,6 +347,29 @@ async def test_a_value_that_is_made_of_an_unconfirmed_part_is_not_stored(
     assert await whole("a") == "2 left"
 
 
+async def test_a_value_of_values_that_are_made_of_an_unconfirmed_part_is_not_stored(
+    here: Cache, there: Cache, store: SteppedStore
+) -> None:
+    """E29, E37: the part was read by the loader of a value between them."""
+    stock = {"a": 1}
+    part, whole = declare_parts(here, stock)
+    declare_parts(there, stock)
+
+    @here.cached("page", fresh_for="1h", stale_for="1h", tags=["stock"])
+    async def page(sku: str) -> str:
+        return f"<{await whole(sku)}>"
+
+    await part("a")
+    stock["a"] = 2
+    token = (await there.invalidate_tag("stock")).token
+    store.broken.add("read")
+    assert await page("a") == "<1 left>"
+    store.broken.clear()
+    answer: Answer[str] = await page.of("a").get(at_least=token)
+    assert answer.value == "<2 left>"
+    assert await page("a") == "<2 left>"
+
+
 async def test_a_value_is_not_made_of_a_part_that_was_invalidated_softly(here: Cache) -> None:
     """The part is still old while both are refreshed, and the value would stay old (E37)."""
     stock = {"a": 1}

@@ -356,6 +356,30 @@ class TestE29Cost:
                 await pass_a_second(clock, sleeper)
         assert 9 <= len(upstream.calls) <= 10
 
+    async def test_a_part_costs_no_more_however_deep_the_loader_is_that_reads_it(
+        self, here: Cache, store: SteppedStore
+    ) -> None:
+        """Memory has the part, and answers the loader of a value that another loader reads."""
+        calls: list[str] = []
+
+        @here.cached("rate", fresh_for=FRESH_FOR)
+        async def rate() -> int:
+            calls.append("rate")
+            return 2
+
+        @here.cached("item", fresh_for=FRESH_FOR)
+        async def item(number: int) -> int:
+            return number * await rate()
+
+        @here.cached("page", fresh_for=FRESH_FOR)
+        async def page(number: int) -> str:
+            return f"<{await item(number)}>"
+
+        await rate()
+        store.broken = AWAY
+        assert [await page(number) for number in range(3)] == ["<0>", "<2>", "<4>"]
+        assert calls == ["rate"]
+
     async def test_an_absent_key_is_asked_for_once_in_absent_for(
         self, ours: Prices, store: SteppedStore, upstream: Upstream, clock: ManualClock
     ) -> None:

@@ -295,5 +295,5 @@ def demanded() -> AtLeast | None:
     if at_least is None:
         load = CURRENT.get()
         if load is not None and load.is_loading:
-            return ANYTHING if load.is_at_least else LOADERS
+            return ANYTHING if load.has_token else LOADERS
     return at_least

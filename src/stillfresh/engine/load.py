@@ -82,7 +82,8 @@ class Load(Struct, Generic[K, V], eq=False):
     is_over: bool = False  # it took too long, and whatever its loader still does is ignored
     is_stopped: bool = False  # the cache closes
     has_unverified_parts: bool = False
-    """Its loader read copies that the store could not confirm: what it returns is not stored."""
+    """Its loader read copies that the store could not confirm, or values that were made of such
+    copies: what it returns is not stored."""
     is_shown: bool = False  # to `asyncio.run`, which may cancel its task
     is_in_thread: bool = False  # a thread runs its loader in the middle of its task's step
     called_at: float = NEVER  # when the loader was called
@@ -98,9 +99,9 @@ class Load(Struct, Generic[K, V], eq=False):
             work.load = self
 
     @property
-    def is_at_least(self) -> bool:
-        """True if it loads for a caller that has seen a change."""
-        return any(work.at_least for work in self.works)
+    def has_token(self) -> bool:
+        """True if it loads for a caller with a token, or for the loader of such a load."""
+        return any(work.has_token for work in self.works)
 
     @property
     def is_loading(self) -> bool:
@@ -636,6 +637,8 @@ class Load(Struct, Generic[K, V], eq=False):
             )
             if not_stored is not None:
                 waiter.notes.not_stored[key] = not_stored
+            if self.has_unverified_parts and waiter.outer is not None:
+                waiter.outer.has_unverified_parts = True
             waiter.settle(key, answer)  # type: ignore[arg-type]
             origin = Origin.ANOTHER
         if ended.is_overtaken:

@@ -137,7 +137,14 @@ class Loads(Generic[K, V]):
             return
         now = self.fence.clock.now
         for key, id_ in texts.items():
-            work = Work(key, id_, {waiter: now}, now, at_least=waiter.at_least is not None)
+            work = Work(
+                key,
+                id_,
+                {waiter: now},
+                now,
+                at_least=waiter.at_least is not None,
+                has_token=waiter.has_token,
+            )
             self.under_way[key] = work
             self._pending.append(work)
         waiter.missing += len(texts)
@@ -371,6 +378,7 @@ class Loads(Generic[K, V]):
                 forced=work.forced,
                 outgrown=work.outgrown,
                 at_least=any(waiter.at_least is not None for waiter in ended.left),
+                has_token=any(waiter.has_token for waiter in ended.left),
                 rounds=work.rounds + 1,
                 by=first if first is not None and first.load is not None else work.by,
             )

@@ -61,7 +61,8 @@ class Work(Struct, Generic[K, V], eq=False):
     forced: bool = False
     """A caller of `refresh` wants a new copy, even during a cooldown."""
     outgrown: bool = False  # the copy is too old for a caller's `max_age`
-    at_least: bool = False  # a caller has seen a change, and accepts nothing older
+    at_least: bool = False  # a caller accepts no invalidated copy: it has a token, or is a loader
+    has_token: bool = False  # a caller has a token, or is the loader of a load for one that has
     urgent: bool = False  # a loader waits for it, and may hold the only place
     is_blind: bool = False  # the store is unavailable, so it loads without a lease
     leased: bool = False  # load only with a lease, since memory has a value that is not stored
@@ -102,6 +103,7 @@ class Work(Struct, Generic[K, V], eq=False):
         """
         if waiter.at_least is not None:
             self.at_least = True
+            self.has_token |= waiter.has_token
             if self.load is not None:
                 asked_at = LATE
         if self.is_blind and knows:
@@ -160,6 +162,11 @@ class Waiter(Struct, Generic[K, V], eq=False):
     caller: Any = field(default_factory=CALLER.get)
     outer: "Load[Any, Any] | None" = field(default_factory=CURRENT.get)
     """The load whose loader calls, or None."""
+
+    @property
+    def has_token(self) -> bool:
+        """True if it has seen a change itself, or is the loader of a load for a caller that has."""
+        return self.at_least is not None and not self.at_least.is_of_loader
 
     @property
     def notes(self) -> WaiterNotes[K, V]:
