@@ -331,6 +331,29 @@ class TestS11Connections:
         assert copy is not None
         assert copy.value == bytes(200_000)
 
+    async def test_a_tag_reaches_what_is_made_of_an_entry_before_its_statement_is_committed(
+        self, postgres: PostgresServer, url: str
+    ) -> None:
+        """E8, E37: others see the entry as it was, and the statement does not see their lease."""
+        schema = schema_of(url)
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        named = f"{url}&application_name={schema}"
+        async with opened(named) as store, opened(url) as other:
+            assert await publishes(other, await lease_of(other, "part", "eu"))
+            with psycopg.connect(postgres.address) as holder:
+                holder.execute(f"SELECT 1 FROM {schema}.entry FOR UPDATE".encode())
+                invalidating = asyncio.create_task(store.invalidate_tag("eu"))
+                asked = f"{waits} AND application_name = '{schema}'"
+                await eventually(lambda: postgres.execute(asked) == [(1,)])
+                part = await copy_in(other, "part")
+                assert part is not None
+                assert part.mark is Mark.NONE
+                assert await publishes(other, await lease_of(other, "whole", "eu"))
+            assert sorted(await invalidating) == [(KIND, "part"), (KIND, "whole")]
+            whole = await copy_in(other, "whole")
+            assert whole is not None
+            assert whole.mark is Mark.HARD
+
     async def test_a_tag_of_thousands(self, postgres: PostgresServer, url: str) -> None:
         """In slices, none of which looks at more of the tag than its own part (E28)."""
         schema = schema_of(url)

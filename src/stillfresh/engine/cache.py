@@ -30,6 +30,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Never, ParamSpec, Self, TypeVar, cast
 
+from stillfresh.bounded import SLICE
 from stillfresh.clock import Clock, checked_clock
 from stillfresh.durations import Duration, seconds
 from stillfresh.engine.at_least import InvalidatedEntries, reading
@@ -332,17 +333,33 @@ class Cache(Lifecycle):
         """
         checked_tags("invalidate_tag", (tag,))
         runtime = await self.runtime()
-        tagged: list[tuple[str, str]] = []
-        await overtake_all(self._keys_with_tag(tag))
-        try:
-            with unconfirmed():
-                tagged = await runtime.store.invalidate_tag(tag, soft=soft)
-        finally:
-            await overtake_all(self._keys_with_tag(tag, tagged))
+        tagged, most = await self._invalidate_tag_once(runtime, tag, soft=soft)
+        if runtime.can.process is not None and most >= SLICE:
+            # A store in this process is done in slices, and so is the memory before it. In between
+            # a value may be made of an entry that is still to come, and be stored. Other stores
+            # look after that themselves, and a loader reads what they have.
+            more, _ = await self._invalidate_tag_once(runtime, tag, soft=soft)
+            tagged = list(dict.fromkeys(tagged + more))
         if self.recording_to is not None:
             for kind, id_ in tagged:
                 self.note_invalid(kind, [id_], soft=soft)
         return InvalidatedEntries(tagged, self.changed())
+
+    async def _invalidate_tag_once(
+        self, runtime: Runtime, tag: str, *, soft: bool
+    ) -> tuple[list[tuple[str, str]], int]:
+        """Invalidate what has the tag, in the store and in memory.
+
+        Returns what the store knew, and the most keys that were gone through in one step.
+        """
+        tagged: list[tuple[str, str]] = []
+        before = await overtake_all(self._keys_with_tag(tag))
+        try:
+            with unconfirmed():
+                tagged = await runtime.store.invalidate_tag(tag, soft=soft)
+        finally:
+            after = await overtake_all(self._keys_with_tag(tag, tagged))
+        return tagged, max(before, len(tagged), after)
 
     async def invalidate_all(self, *, soft: bool = False) -> int:
         """Invalidate every entry of the store and every load under way; return how many entries.

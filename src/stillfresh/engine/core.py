@@ -360,16 +360,19 @@ class Core(Generic[K, V]):
         )
 
 
-async def overtake_all(keys: Iterable[tuple[Core[Any, Any], Any]]) -> None:
-    """Mark all keys in slices.
+async def overtake_all(keys: Iterable[tuple[Core[Any, Any], Any]]) -> int:
+    """Mark all keys in slices; return how many.
 
     If this is cancelled, mark the rest at once: none may be missed.
     """
     left = iter(keys)
+    count = 0
     try:
         async for batch in sliced(left):
+            count += len(batch)
             for core, key in batch:
                 core.changes.overtake([key])
     finally:
         for core, key in left:
             core.changes.overtake([key])
+    return count

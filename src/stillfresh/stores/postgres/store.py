@@ -422,10 +422,21 @@ class PostgresStore(ServerStore[PgLink, str], ReadsInThreads, WaitsInThreads):
 
         Every id that was leased with the tag before is in the answer, except that after a lost
         answer ids that had nothing but a lease are voided and missing in it.
+
+        Until a statement is committed, others see its entries as they were. A value may be made of
+        one of them under a lease that was taken meanwhile, which the statement does not see. So if
+        there was an entry, all are invalidated once more.
         """
         mark = int(Mark.SOFT if soft else Mark.HARD)
+        reached = await self._invalidate_tag_once(tag, mark)
+        if reached:
+            reached |= await self._invalidate_tag_once(tag, mark)
+        return list(reached)
+
+    async def _invalidate_tag_once(self, tag: str, mark: int) -> dict[tuple[str, str], None]:
+        """Invalidate the tag in one slice after another; return what was reached."""
         name = name_of(tag)
-        reached: list[tuple[str, str]] = []
+        reached: dict[tuple[str, str], None] = {}
         after = FIRST
         while True:
             last_heard = self._last_heard()
@@ -445,7 +456,7 @@ class PostgresStore(ServerStore[PgLink, str], ReadsInThreads, WaitsInThreads):
             rows = [EntryRow(*row) for row in _rows_of(*columns)]
             changed_since = set(_rows_of(again_kinds, again_keys))
             await self._void("invalidate", [row for row in rows if row[:2] in changed_since], mark)
-            reached += filter(None, map(_name, rows))
+            reached.update(dict.fromkeys(filter(None, map(_name, rows))))
             if len(rows) < SLICE:
                 return reached
             after = rows[-1][:2]

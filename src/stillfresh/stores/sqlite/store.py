@@ -405,14 +405,29 @@ class SqliteStore(
         await self.run(lambda file: own_tables(kind).invalidate(file, ids, soft=soft))
 
     async def invalidate_tag(self, tag: str, *, soft: bool = False) -> list[tuple[str, str]]:
-        """Invalidate in slices, each a job of its own: other writers pass between them."""
+        """Invalidate in slices, each a job of its own: other writers pass between them.
+
+        One of them may store a value that was made of an entry which is still to come. So if there
+        is more than one slice, all are invalidated once more.
+        """
+        reached, slices = await self._invalidate_tag_once(tag, soft=soft)
+        if slices > 1:
+            reached |= (await self._invalidate_tag_once(tag, soft=soft))[0]
+        return list(reached)
+
+    async def _invalidate_tag_once(
+        self, tag: str, *, soft: bool
+    ) -> tuple[dict[tuple[str, str], None], int]:
+        """Invalidate what has the tag; return what was reached, and in how many slices."""
         reached: dict[tuple[str, str], None] = {}
+        slices = 0
         after: After = FIRST
         job = partial(steps.invalidate_tag, tag=tag, soft=soft, size=SLICE)
         while after is not None:
             keys, after = await self.run(partial(job, after=after))
             reached.update(dict.fromkeys(keys))
-        return list(reached)
+            slices += 1
+        return reached, slices
 
     async def delete(self, kind: str, ids: Sequence[str]) -> None:
         await self.run(lambda file: own_tables(kind).delete(file, ids))
