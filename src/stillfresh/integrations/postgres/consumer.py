@@ -297,8 +297,19 @@ class OutboxConsumer:
         if seen is None:
             await self._invalidate_all(link, "it is new, or its database was restored")
             return True
+        is_all, tags, reached = await self._deliver_once(link, seen, now)
+        if not is_all and tags > 1 and reached:
+            # Tags are not invalidated at once. In between, a value whose tag is done may be made of
+            # one whose tag is still to come.
+            is_all, _, _ = await self._deliver_once(link, seen, now)
+        return is_all
+
+    async def _deliver_once(self, link: OutboxLink, seen: str, now: str) -> tuple[bool, int, int]:
+        """What `_deliver` does, once; also returns how many tags and entries were invalidated."""
         failed: list[BaseException] = []
         place: tuple[str, int] = (seen.partition(":")[0], 0)
+        count = 0
+        reached: list[int] = []
         while True:
             rows = await link.ask(NEW_ROWS, *place, now, seen, now, ROWS)
             if not rows:
@@ -307,23 +318,33 @@ class OutboxConsumer:
             if "" in tags:
                 why = "a table was emptied or mapped, or this consumer was too long behind"
                 await self._invalidate_all(link, why)
-                return True
-            await self._while_alive(link, self._invalidate(tags, failed))
+                return True, 0, 0
+            await self._while_alive(link, self._invalidate(tags, reached, failed))
+            count += len(tags)
             last_xid, last_number, _ = rows[-1]
             place = (last_xid, last_number)
         if failed:
             raise failed[0]
-        return False
+        return False, count, sum(reached)
 
-    async def _invalidate(self, tags: Sequence[str], failed: list[BaseException]) -> None:
-        """Invalidate the tags, some at a time; add the errors to `failed`."""
+    async def _invalidate(
+        self, tags: Sequence[str], reached: list[int], failed: list[BaseException]
+    ) -> None:
+        """Invalidate the tags, some at a time.
+
+        Adds to `reached` how many entries each had, and the errors to `failed`.
+        """
         cache_tags = [self._named(tag) for tag in tags]
         valid_tags = [tag for tag in cache_tags if len(tag.encode()) <= MAX_TAGS]
         for first in range(0, len(valid_tags), AT_ONCE):
             batch = valid_tags[first : first + AT_ONCE]
             steps = (self._cache.invalidate_tag(tag, soft=self._soft) for tag in batch)
             results = await asyncio.gather(*steps, return_exceptions=True)
-            failed += (result for result in results if isinstance(result, BaseException))
+            for result in results:
+                if isinstance(result, BaseException):
+                    failed.append(result)
+                else:
+                    reached.append(len(result))
             if len(failed) >= AT_ONCE:  # the store is unavailable
                 raise failed[0]
 
