@@ -176,6 +176,7 @@ def checked_forward(value: object) -> Forward | None:
 
 
 def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """True if a request with these fields, in lower case, has a body (RFC 9112 §6.3)."""
     for name, value in headers:
         if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
             return True

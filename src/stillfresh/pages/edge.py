@@ -13,6 +13,7 @@ from stillfresh.pages import clients
 from stillfresh.pages.clients import (
     Networks,
     checked_networks,
+    has_body,
     host_fault,
     is_allowed,
     is_host,
@@ -35,8 +36,8 @@ LONGEST_SHOWN: Final = 1_000
 """Bytes of a path in the log."""
 
 __all__ = ["KEEP", "LINGER", "PROXY", "TUNNEL", "Edge", "Inbox", "Networks", "Repeat"]
-__all__ += ["Repeatable", "Response", "checked_networks", "host_fault", "is_allowed", "is_host"]
-__all__ += ["is_trusted", "peer_of", "refuse", "target_of"]
+__all__ += ["Repeatable", "Response", "checked_networks", "has_body", "host_fault"]
+__all__ += ["is_allowed", "is_host", "is_trusted", "peer_of", "refuse", "target_of"]
 
 logger = logging.getLogger(__name__)
 

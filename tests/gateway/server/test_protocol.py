@@ -194,6 +194,38 @@ class TestG1Requests:
         answer = await said(port, upgrade, LAST)
         assert answer.count(b"HTTP/1.1 200") == 2
 
+    @pytest.mark.parametrize("framing", ["length", "chunks"])
+    @pytest.mark.parametrize("to", [b"h2c", b"foo", b"websocket"])
+    async def test_the_body_of_a_request_for_another_protocol_is_no_request(
+        self, port: int, framing: str, to: bytes
+    ) -> None:
+        """RFC 9110 §7.8: an upgrade may be ignored, and the body still ends where it says."""
+        body = WHOLE.replace(b"/a", b"/evil")
+        head = b"POST /p HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: " + to + b"\r\n"
+        if framing == "length":
+            request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        else:
+            request = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body)
+            request += body + b"\r\n0\r\nHost: evil\r\n\r\n"
+        wire = request + request + LAST
+        for place in (len(wire), *range(1, len(request), 7), request.index(body)):
+            answer = await said(port, wire[:place], wire[place:])
+            assert answer.count(b"HTTP/1.1 200 OK") == 3, place
+            assert answer.count(b"/p h " + body) == 2, place
+            assert answer.endswith(b"/z h "), place
+
+    async def test_a_body_with_wrong_framing_behind_an_ignored_upgrade_gets_400(
+        self, port: int
+    ) -> None:
+        """RFC 9112 §6.3: it is read as strictly as any other body."""
+        upgrade = b"Host: h\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: "
+        for coding, body in ((b"gzip", b"hi"), (b"chunked", b"zz\r\n"), (b"chunked, x", b"0")):
+            answer = await said(
+                port, b"POST /p HTTP/1.1\r\n" + upgrade + coding + b"\r\n\r\n" + body
+            )
+            assert answer.startswith(b"HTTP/1.1 400 "), coding
+            assert answer.count(b"HTTP/1.1 ") == 1, coding
+
     async def test_interim_responses_are_not_queued_for_a_client_that_does_not_read(
         self, port: int
     ) -> None:

@@ -33,7 +33,7 @@ from stillfresh.gateway.server.access import AccessLog
 from stillfresh.gateway.server.hits import WITH_MORE, Hits, Recorder, is_one_head
 from stillfresh.gateway.server.tunnels import ClientEnd, head_of
 from stillfresh.http.fields import Raw, http_date_text, lowered
-from stillfresh.pages.edge import KEEP, LINGER, PROXY, TUNNEL, refuse
+from stillfresh.pages.edge import KEEP, LINGER, PROXY, TUNNEL, has_body, refuse
 from stillfresh.pages.routes import INTERIM
 
 LONGEST_HEAD: Final = 65_536
@@ -83,13 +83,18 @@ class Protocol(HttpToolsProtocol):
     _data = b""
     _answered_at = -math.inf
     _is_of_proxy = False
+    _is_repeated_head = False
+    """The parser reads the framing of a head again, whose upgrade is ignored."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._choose_hits()
-        # RFC 9110 §2.5: HTTP/1.2 is read as 1.1; other versions are refused below.
-        self.parser.set_dangerous_leniencies(lenient_version=True)
+        self._allow_versions()
         self._start_timer()
+
+    def _allow_versions(self) -> None:
+        """RFC 9110 §2.5: HTTP/1.2 is read as 1.1; other versions are refused by `_refusal`."""
+        self.parser.set_dangerous_leniencies(lenient_version=True)
 
     def _choose_hits(self) -> None:
         self._is_of_proxy = self.is_proxy(self.client[0] if self.client is not None else None)
@@ -196,8 +201,14 @@ class Protocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def on_message_begin(self) -> None:
+        if self._is_repeated_head:
+            return
         self._part = Part.HEAD
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_repeated_head:
+            super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """RFC 9110 §6.5.1: a trailer is no header field; §5.5: a value does not end in a space."""
@@ -210,6 +221,9 @@ class Protocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._is_repeated_head:
+            self._is_repeated_head = False
+            return
         self._unread = 0
         self._stop_timer()
         refusal = self._refusal()
@@ -220,7 +234,7 @@ class Protocol(HttpToolsProtocol):
             self._head_is_refused = True
             self.app = refusal if self.access is None else self.access.around(refusal)
         self._name_host()
-        if not self._head_is_refused and self.parser.should_upgrade() and super()._should_upgrade():
+        if self.parser.should_upgrade() and self._should_upgrade():
             self._find_tunnel()
         super().on_headers_complete()
         self._part = Part.BODY
@@ -244,21 +258,49 @@ class Protocol(HttpToolsProtocol):
             self._tunnel = ClientEnd(self.transport, self.flow)
 
     def _should_upgrade(self) -> bool:
-        """False for a WebSocket of the site: the gateway does not speak it."""
-        return self._tunnel is None and not self._head_is_refused and super()._should_upgrade()
+        """False for a WebSocket of the site: the gateway does not speak it.
+
+        Also false for a request with a body: it opens no WebSocket (RFC 6455 §4.1).
+        """
+        if self._tunnel is not None or self._head_is_refused or has_body(self.headers):
+            return False
+        return super()._should_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
         """The parser has stopped here: it has not seen the bytes after the head.
 
-        They belong to the tunnel. Otherwise they are a request that is not answered, so the
-        connection ends after this answer.
+        They belong to the tunnel, or are the body of the request. Otherwise they are a request that
+        is not answered, so the connection ends after this answer.
         """
         stopped = sys.exception()
         behind = self._data[stopped.args[0] :] if stopped is not None else b""
         if self._tunnel is not None:
             self._tunnel.inbox.add(behind)
+        elif self._body_is_skipped():
+            self._read_body(behind)
         elif behind and self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def _body_is_skipped(self) -> bool:
+        """True if the parser takes a request to be over, although its body comes.
+
+        It stops behind a head that asks for another protocol. With a body that is ignored (RFC 9110
+        §7.8), so the body has to be read; otherwise it would be read as the next request.
+        """
+        return self.parser.should_upgrade() and has_body(self.headers)
+
+    def _read_body(self, begun: bytes) -> None:
+        """Continue with a new parser, which knows of this request only how long its body is."""
+        framing = [
+            name + b": " + value + b"\r\n"
+            for name, value in self.headers
+            if name in {b"content-length", b"transfer-encoding"}
+        ]
+        self.parser = httptools.HttpRequestParser(self)
+        self._allow_versions()
+        self._is_repeated_head = True
+        self._data = b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n", begun])
+        super().data_received(self._data)
 
     def _record(self, cycle: RequestResponseCycle) -> None:
         """Let the app keep its answer, unless the request has more than a head."""
@@ -305,6 +347,8 @@ class Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._body_is_skipped():
+            return
         self._part = Part.NOTHING
         self._unread = 0
         super().on_message_complete()
