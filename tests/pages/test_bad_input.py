@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -52,6 +52,8 @@ def number_in(head: bytes) -> int:
 def is_cut(answer: bytes) -> bool:
     """Whether its client sees that it is not whole."""
     head, _, body = answer.partition(b"\r\n\r\n")
+    if not head.startswith(OK.strip()):
+        return False
     is_chunked = b"transfer-encoding: chunked" in head
     return not body.endswith(b"0\r\n\r\n") if is_chunked else len(body) < 9
 
@@ -98,6 +100,8 @@ MALFORMED = [
     OK + b"X-Y : 1\r\nContent-Length: 2\r\n\r\nhi",
     OK + b"no colon\r\nContent-Length: 2\r\n\r\nhi",
     OK + b"X-Y: a\x00b\r\nContent-Length: 2\r\n\r\nhi",
+    OK + b"X-Y: a\x01b\r\nContent-Length: 2\r\n\r\nhi",
+    OK + b"X-Y: \x7f\r\nContent-Length: 2\r\n\r\nhi",
     OK + b": 1\r\nContent-Length: 2\r\n\r\nhi",
     OK + b"Transfer-Encoding: gzip\r\n\r\nhi",
     OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
@@ -120,6 +124,11 @@ ODD = [
     (b"X-Empty:\r\nContent-Length: 2\r\n", b"hi"),
     (b"X-Obs: \xff\xfe\r\nContent-Length: 2\r\n", b"hi"),
     (b"", b"hi"),
+]
+BODILESS = [
+    b"HTTP/1.1 204 No Content\r\nContent-Length: 4\r\n\r\nevil",
+    b'HTTP/1.1 304 Not Modified\r\nETag: "a"\r\nContent-Length: 400\r\n\r\n',
+    b"HTTP/1.1 103 Early Hints\r\nContent-Length: 5\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
 ]
 UNREAD = [
     "Expires: soon",
@@ -308,6 +317,37 @@ class TestI25Interim:
             old = await wire.send(b"GET /a HTTP/1.0\r\nHost: h\r\n\r\n")
             assert (status_of(old), old.count(b"HTTP/1.")) == (200, 1)
             assert (await wire.get()).startswith(b"HTTP/1.1 103")
+
+    @pytest.mark.parametrize("answer", BODILESS)
+    async def test_a_length_is_not_passed_on_where_no_body_can_be(self, answer: bytes) -> None:
+        """RFC 9110 §8.6: the visitor's connection stays, and the next answer is read rightly."""
+        request = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
+        async with wired(lambda _: answer) as wire:
+            told = await wire.send(
+                request + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            )
+            status = b"HTTP/1.1 304 " if b" 304 " in answer else b"HTTP/1.1 204 "
+            assert told.count(status) == 2
+            assert b"content-length" not in told
+            assert told.endswith(b"\r\n\r\n")
+
+    async def test_a_site_that_sends_interim_responses_without_end_is_504(self) -> None:
+        """The time for an answer is over, however much has come."""
+        clock = ManualClock(start=1_700_000_000.0)
+
+        async def site(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            with suppress(ConnectionError):
+                while True:
+                    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 4_000)
+                    await writer.drain()
+
+        async with await asyncio.start_server(site, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            upstream = Upstream(f"http://127.0.0.1:{port}", clock=clock, timeout=0.05)
+            async with running(Edge(upstream, host=b"h")) as url:
+                told = await Wire(int(url.rpartition(":")[2]), []).get()
+        assert status_of(told) == 504
 
     async def test_interim_responses_are_dropped_when_the_site_is_asked_by_key(self) -> None:
         """The request is not the visitor's."""

@@ -1,5 +1,6 @@
 """I25: answers of a site are read as h11 reads them, whatever comes and wherever it is split."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import h11
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stillfresh.http.fields import BAD
 from stillfresh.pages.site_messages import (
     LAST_STATUS,
     AnswerReader,
@@ -64,8 +66,12 @@ def read_by_us(method: str, parts: list[bytes], *, may_switch: bool) -> Reading:
     return Reading(heads, body, is_whole=True, may_stay=may_stay, rest=rest)
 
 
+def has_controls(fields: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(BAD.search(value) for _, value in fields)
+
+
 def read_by_h11(method: str, parts: list[bytes], *, may_switch: bool) -> Reading:
-    """A status above 599 is not one for us, and counts as malformed here."""
+    """A status above 599, and a control character in a field, count as malformed here."""
     reader = h11.Connection(h11.CLIENT, max_incomplete_event_size=102_400)
     fields = [*HOST, *(SWITCH if may_switch else ())]
     reader.send(h11.Request(method=method, target="/", headers=fields))
@@ -79,7 +85,7 @@ def read_by_h11(method: str, parts: list[bytes], *, may_switch: bool) -> Reading
                 case h11.NEED_DATA:
                     reader.receive_data(next(arriving))
                 case h11.InformationalResponse() | h11.Response():
-                    if event.status_code > LAST_STATUS:
+                    if event.status_code > LAST_STATUS or has_controls(event.headers):
                         return Reading(heads, body, is_whole=False, may_stay=False, rest=b"")
                     heads.append((event.status_code, list(event.headers)))
                     if event.status_code == 101:
@@ -87,6 +93,8 @@ def read_by_h11(method: str, parts: list[bytes], *, may_switch: bool) -> Reading
                 case h11.Data():
                     body += bytes(event.data)
     except h11.RemoteProtocolError:
+        return Reading(heads, body, is_whole=False, may_stay=False, rest=b"")
+    if isinstance(event, h11.EndOfMessage) and has_controls(event.headers):
         return Reading(heads, body, is_whole=False, may_stay=False, rest=b"")
     rest = reader.trailing_data[0] + b"".join(arriving)
     may_stay = reader.our_state is h11.DONE and reader.their_state is h11.DONE
@@ -183,6 +191,8 @@ BODIES = st.sampled_from(
         b"0\r\n\r\n",
         b"2\r\nhiX\r\n0\r\n\r\n",
         b"2\r\nhi\r\n0\r\nbad trailer\r\n\r\n",
+        b"2\r\nhi\r\n0\r\nX: a\x01\r\n\r\n",
+        b"2\r\nhi\r\n0\r\nX: a\x01\r\n\r\n",
         b"-2\r\nhi\r\n0\r\n\r\n",
         b"2\r\nhi",
         b"2\r\nhi\r\n",

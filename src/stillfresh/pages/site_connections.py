@@ -34,6 +34,7 @@ READ_AT_ONCE: Final = 32_768
 """Bytes."""
 BY_CONNECTION: Final = re.compile(rb"\s*(?:ntlm|nego)", re.IGNORECASE)
 """RFC 4559 §6: these schemes identify a client for everything on a connection."""
+LENGTH: Final = b"content-length"
 REST: Final = 5.0
 """Seconds that an idle connection is kept for the next request."""
 Tell: TypeAlias = Callable[[int, Raw], None]
@@ -150,15 +151,21 @@ class SiteConnection(asyncio.BufferedProtocol):
         return await self._head(tell)
 
     async def _head(self, tell: Tell | None) -> SiteHead:
-        until = asyncio.get_running_loop().time() + self._timeout
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._timeout
         while True:
             head = self._answer.head()
             if head is None:
                 await self._receive(until)
-            elif head.status_code == SWITCHED or not head.is_interim:
+                continue
+            if head.status_code == SWITCHED or not head.is_interim:
                 return head
-            elif tell is not None and head.status_code > SWITCHED:
-                tell(head.status_code, end_to_end(head.headers))
+            if loop.time() >= until:  # a site that never pauses is never waited for
+                raise TimeoutError
+            if tell is not None and head.status_code > SWITCHED:
+                fields = end_to_end(head.headers)
+                # RFC 9110 §8.6: no length may stand in an interim response.
+                tell(head.status_code, tuple(field for field in fields if field[0] != LENGTH))
 
     async def next_part(self, limit: float | None = None) -> bytes:
         """The next bytes of the body; empty at its end. `limit`: seconds to wait for them."""

@@ -38,7 +38,13 @@ from stillfresh.pages.site_connections import (
     SiteTls,
     Tell,
 )
-from stillfresh.pages.site_messages import CannotBePassed, SiteBroken, SiteHead, SiteRequest
+from stillfresh.pages.site_messages import (
+    WITHOUT_BODY,
+    CannotBePassed,
+    SiteBroken,
+    SiteHead,
+    SiteRequest,
+)
 from stillfresh.pages.spooling import Spool, SpoolRoom
 from stillfresh.pages.tunnels import TUNNEL, joined
 
@@ -468,7 +474,9 @@ class Upstream:
         raw = answer.headers
         # RFC 9112 §6.3: chunked wins, and what else comes on such a connection is not trusted.
         is_framed_twice = {b"content-length", b"transfer-encoding"} <= {name for name, _ in raw}
-        dropped = {b"via", b"content-length"} if is_framed_twice else {b"via"}
+        # RFC 9110 §8.6: no length may stand in a 204. Servers take that of a 304 for a body's.
+        is_bodiless = answer.status_code in WITHOUT_BODY
+        dropped = {b"via", b"content-length"} if is_framed_twice or is_bodiless else {b"via"}
         host = visited_host(tuple(scope["headers"]))
         headers = [
             address.as_visited(field, host) for field in end_to_end(raw) if field[0] not in dropped
