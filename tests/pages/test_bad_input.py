@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from stillfresh.testing import ManualClock
 from tests.kit.gateway import running
 from tests.kit.isr import Site, as_it_says
 
+LOOPBACK = Path(__file__).parent.parent / "kit" / "tls" / "loopback.pem"
 OK = b"HTTP/1.1 200 OK\r\n"
 SHORT = OK + b"Cache-Control: max-age=60\r\nContent-Length: 2\r\n\r\nhi"
 WAYS = pytest.mark.parametrize("forward", ["request", "key"])
@@ -246,6 +249,45 @@ class TestI25BadSites:
                 for _ in range(2):
                     assert status_of(await wire.get(path=f"/{number}")) == 200, case
                 assert len(wire.asked) == 2 or (len(wire.asked) > 2 and forward == "key"), case
+
+
+@WAYS
+class TestI25EndsOfTls:
+    @pytest.mark.parametrize("says_end", [True, False], ids=["end", "cut"])
+    @pytest.mark.parametrize("has_length", [True, False], ids=["length", "until-end"])
+    async def test_a_body_until_the_end_of_tls_is_whole_only_if_tls_says_so(
+        self, forward: Any, has_length: bool, says_end: bool
+    ) -> None:
+        """RFC 9112 §9.8: whoever cuts the connection must not choose where a page ends."""
+        asked = 0
+        length = b"Content-Length: 9\r\n" if has_length else b""
+
+        async def site(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal asked
+            asked += 1
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(OK + b"Cache-Control: max-age=60\r\n" + length + b"\r\nnine_byte")
+            await writer.drain()
+            if says_end:
+                writer.close()
+            else:
+                writer.transport.abort()
+
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(LOOPBACK)
+        async with await asyncio.start_server(site, "127.0.0.1", 0, ssl=tls) as server:
+            clock = ManualClock(start=1_700_000_000.0)
+            port = server.sockets[0].getsockname()[1]
+            upstream = Upstream(f"https://127.0.0.1:{port}", clock=clock, ca=str(LOOPBACK))
+            pages = PageCache("memory://", clock=clock)
+            app = Edge(IsrMiddleware(upstream, pages, forward=forward), host=b"h")
+            async with running(app) as url:
+                wire = Wire(int(url.rpartition(":")[2]), [])
+                first = await wire.get()
+                again = await wire.get()
+        is_whole = has_length or says_end
+        assert (status_of(first) == 502 or is_cut(first)) is not is_whole
+        assert (again.endswith(b"\r\n\r\nnine_byte") and asked == 1) is is_whole
 
 
 @WAYS

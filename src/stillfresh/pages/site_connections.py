@@ -89,6 +89,8 @@ class SiteConnection(asyncio.BufferedProtocol):
         self._can_write = asyncio.Event()
         self._buffer = bytearray(READ_AT_ONCE)
         self._resting: asyncio.TimerHandle | None = None
+        self._has_ended = False
+        """The site said that it sends no more."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -106,10 +108,19 @@ class SiteConnection(asyncio.BufferedProtocol):
         self._inbox.add(self._buffer[:nbytes])
 
     def eof_received(self) -> None:
-        self._inbox.end()
+        """RFC 9112 §9.8: TLS says where its bytes end.
+
+        Otherwise anybody on the way could cut a body that lasts until the end of the connection.
+        asyncio also calls this when TLS was cut off; uvloop then only calls `connection_lost`.
+        """
+        ssl_object = self._transport.get_extra_info("ssl_object")
+        self._has_ended = ssl_object is None or _has_ended(ssl_object)
+        self._inbox.end(None if self._has_ended else ConnectionResetError("TLS was cut off"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stir()
+        if exc is None and not self._has_ended:
+            exc = ConnectionResetError("it was cut off")
         self._inbox.end(exc)
         self._can_write.set()
 
@@ -256,6 +267,16 @@ class SiteConnection(asyncio.BufferedProtocol):
     def close(self) -> None:
         self._stir()
         self._transport.abort()
+
+
+def _has_ended(ssl_object: ssl.SSLObject) -> bool:
+    """True if the site has closed TLS: then nothing is read. After a cut, more is waited for."""
+    try:
+        return not ssl_object.read(1)
+    except ssl.SSLZeroReturnError:
+        return True
+    except ssl.SSLError:
+        return False
 
 
 class SiteTls:
