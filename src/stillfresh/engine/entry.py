@@ -14,6 +14,7 @@ from collections.abc import Hashable, Sequence
 from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stillfresh.engine.model import Answer
 from stillfresh.stores.contract import Copy, Failure
@@ -22,6 +23,20 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 NEVER: Final = float("-inf")
+
+
+class EntryTrouble(Struct, frozen=True, gc=False):
+    """What went wrong with an entry's last refresh or publication; most entries share one."""
+
+    old_until: float = NEVER
+    """It is not FRESH, and memory gives it all the same until then: during a cooldown or outage."""
+    failure: Failure | None = None
+    """Why its last refresh failed."""
+    unstored_over: str | None = None
+    """The generation that the store still had when it could not store this copy."""
+
+
+NO_TROUBLE: Final = EntryTrouble()
 
 
 class Entry(Struct, Generic[K, V], eq=False, gc=False):
@@ -33,8 +48,6 @@ class Entry(Struct, Generic[K, V], eq=False, gc=False):
     """Made once, without an error; given as it is while `now < until`."""
     until: float = NEVER
     """It is FRESH, and memory gives it without asking the store, until then."""
-    old_until: float = NEVER
-    """It is not FRESH, and memory gives it all the same until then: during a cooldown or outage."""
     stands: float = NEVER
     """It is FRESH until then, if the store still has this copy."""
     heard: int = -1
@@ -42,10 +55,7 @@ class Entry(Struct, Generic[K, V], eq=False, gc=False):
     copy, or has announced a change since then."""
     vouched: float = NEVER
     """`memory_for` vouches for the copy until then."""
-    failure: Failure | None = None
-    """Why its last refresh failed."""
-    unstored_over: str | None = None
-    """The generation that the store still had when it could not store this copy."""
+    trouble: EntryTrouble = NO_TROUBLE
     tags: Sequence[str | None] = ()
     size: int = 0
     """The bytes that it counts."""
@@ -53,3 +63,9 @@ class Entry(Struct, Generic[K, V], eq=False, gc=False):
     """Changes whenever the answer changes or is removed."""
     is_used: bool = False
     """It was read since the eviction last looked at it."""
+
+    def stop_answering(self) -> None:
+        """Memory gives no answer from now on without asking the store."""
+        self.until = NEVER
+        if self.trouble.old_until != NEVER:
+            self.trouble = replace(self.trouble, old_until=NEVER)

@@ -66,7 +66,9 @@ def memo_of(face: "Face[K, V]", keys: Iterable[K]) -> tuple[Memo[K, V], list[Ans
         if entry is None:
             return None
         answer = entry.answer
-        if not answer.found or answer.verdict is not Verdict.FRESH or entry.failure is not None:
+        if not answer.found or answer.verdict is not Verdict.FRESH:
+            return None
+        if entry.trouble.failure is not None:
             return None
         entries.append((entry.key, entry, entry.edition))
         answers.append(answer)

@@ -19,7 +19,7 @@ from stillfresh.bounded import BESIDE, SLICE, BoundedDict, Line, Room, TagIndex
 from stillfresh.clock import Clock
 from stillfresh.engine.causes import Causes
 from stillfresh.engine.counts import Counts
-from stillfresh.engine.entry import NEVER, Entry
+from stillfresh.engine.entry import NEVER, NO_TROUBLE, Entry, EntryTrouble
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, EntryAnswer, Origin
 from stillfresh.engine.news import NOTHING_HEARD, Asked, Notices
@@ -192,7 +192,6 @@ class Memory(Generic[K, V]):
         entry = self.insert(key, copy, answer)
         if entry is None:
             return answer
-        entry.failure = failure
         entry.stands = stands
         if asked is not None:
             notices = self.notices
@@ -200,7 +199,8 @@ class Memory(Generic[K, V]):
                 entry.heard = asked.heard
             if lag and not self.is_private:
                 entry.vouched = limit
-        entry.old_until = old_until
+        if failure is not None or old_until != NEVER:
+            entry.trouble = EntryTrouble(old_until, failure, entry.trouble.unstored_over)
         entry.until = until  # last: from here on, threads read the entry
         return answer
 
@@ -214,11 +214,11 @@ class Memory(Generic[K, V]):
         entry = self.entries.get(key)
         over = seen
         if entry is not None and entry.copy.generation == seen:
-            over = entry.unstored_over or seen
+            over = entry.trouble.unstored_over or seen
         self.keep(key, copy, value, outlook, None)
         entry = self.entries.get(key)
         if entry is not None:  # None: it is too large for memory
-            entry.unstored_over = over
+            entry.trouble = replace(entry.trouble, unstored_over=over)
 
     def fallback(
         self, key: K, copy: Copy, *, unverified: bool = False
@@ -230,8 +230,8 @@ class Memory(Generic[K, V]):
         failure = self._known_failure(key, copy)
         answer = self.new_answer(copy, value, Verdict.EXPIRED, Origin.MEMORY)
         entry = self.insert(key, copy, answer)
-        if entry is not None:
-            entry.failure = failure
+        if entry is not None and failure is not None:
+            entry.trouble = replace(entry.trouble, failure=failure)
         origin = Origin.MEMORY if unverified else self._from_store
 
         def with_error(error: LoadFailed) -> Answer[V]:
@@ -245,7 +245,7 @@ class Memory(Generic[K, V]):
 
     def old_answer(self, entry: Entry[K, V], now: float) -> Answer[V] | None:
         """The answer that memory gives although it is not FRESH, without asking the store."""
-        if now >= entry.old_until:
+        if now >= entry.trouble.old_until:
             return None
         return self._with_error(entry, now)
 
@@ -256,7 +256,7 @@ class Memory(Generic[K, V]):
 
     def _with_error(self, entry: Entry[K, V], now: float) -> Answer[V]:
         """The entry's answer, with the error of its last refresh."""
-        failure = entry.failure
+        failure = entry.trouble.failure
         if failure is None:
             return entry.answer
         return entry.answer.with_error(self.failure_error(entry.key, failure, now))
@@ -274,14 +274,15 @@ class Memory(Generic[K, V]):
         now = self.now()
         if copy is None or answer is None or now < entry.until:
             return answer  # None: a thread looks while the loop drops the entry
-        if now < entry.old_until:
+        if now < entry.trouble.old_until:
             return self._with_error(entry, now)
         verdict = verdict_of(copy, now)
         if verdict is Verdict.GONE:
             return None
         error = None
-        if verdict is not FRESH and entry.failure is not None:
-            error = self.failure_error(key, entry.failure, now)
+        failure = entry.trouble.failure
+        if verdict is not FRESH and failure is not None:
+            error = self.failure_error(key, failure, now)
         if self.is_private or now < self._vouched_until(entry) or confirms(copy):
             return self.new_answer(copy, answer.value, verdict, Origin.MEMORY, error)
         verdict = without_store(verdict)
@@ -323,9 +324,9 @@ class Memory(Generic[K, V]):
         does one that was invalidated since: memory's may have been loaded before that.
         """
         entry = self.entries.get(key)
-        if entry is None or entry.unstored_over is None or stored is None:
+        if entry is None or entry.trouble.unstored_over is None or stored is None:
             return False
-        return stored.mark is Mark.NONE and stored.generation == entry.unstored_over
+        return stored.mark is Mark.NONE and stored.generation == entry.trouble.unstored_over
 
     def new_answer(
         self,
@@ -379,12 +380,11 @@ class Memory(Generic[K, V]):
         entry = self.entries.get(key)
         if entry is None:
             return
-        entry.until = NEVER
-        entry.old_until = NEVER
+        entry.stop_answering()
         if failure is None or verdict_of(entry.copy, self.now()) is FRESH:
             return
         entry.stands = NEVER
-        entry.failure = failure
+        entry.trouble = replace(entry.trouble, failure=failure)
         entry.edition += 1
 
     def note_refusal(self, key: K, now: float) -> None:
@@ -422,7 +422,7 @@ class Memory(Generic[K, V]):
         entry = self.entries.get(key)
         if entry is None or entry.copy.generation != copy.generation:
             return None
-        return entry.failure
+        return entry.trouble.failure
 
     # Values.
 
@@ -503,13 +503,15 @@ class Memory(Generic[K, V]):
                 self._tagged.add(key, entry.tags)
         else:
             entry.until = NEVER  # first: a thread never reads a half-changed entry
-            entry.old_until = entry.stands = entry.vouched = NEVER
+            entry.stands = entry.vouched = NEVER
             entry.heard = NOTHING_HEARD
-            if entry.copy.generation != copy.generation:
-                entry.unstored_over = None
+            over = entry.trouble.unstored_over
+            if over is None or entry.copy.generation != copy.generation:
+                entry.trouble = NO_TROUBLE
+            else:
+                entry.trouble = EntryTrouble(unstored_over=over)
             entry.copy = copy
             entry.answer = answer
-            entry.failure = None
             entry.is_used = True
             entry.edition += 1
         room.held += size - entry.size
@@ -625,7 +627,6 @@ class Memory(Generic[K, V]):
 
 def _empty(entry: Entry[K, V]) -> None:
     """Drop the references to copy and answer."""
-    entry.until = NEVER
-    entry.old_until = NEVER
+    entry.stop_answering()
     entry.edition += 1
     entry.answer = entry.copy = None  # type: ignore[assignment]

@@ -140,7 +140,8 @@ class News:
         if entry is not None and entry.copy.generation == generation:
             return  # memory has it already
         if entry is not None:
-            entry.until = entry.old_until = entry.vouched = SILENT
+            entry.stop_answering()
+            entry.vouched = SILENT
             entry.heard = NOTHING_HEARD
         if key in core.watcher.watches:
             core.watcher.look_again([key])
