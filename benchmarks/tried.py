@@ -71,10 +71,12 @@ MISS_WAITS = (
     "task begins only after two turns of the loop, and a future for its reader"
 )
 KEY_MEMORY = (
-    "tokens of a few characters, no float for a lease that has ended, answers that the collector "
-    "does not track, values without the encoder's spare room, one number for all sizes that are "
-    "equal; left are the entry (128 bytes), its answer (96) and copy (64), the row (80) and "
-    "its key (109), a token (63), the encoded value (36), and two places in dicts (105)"
+    "one token for the keys of a batch, nothing in a row or an entry for a lease, a failure or "
+    "tags that most keys do not have, answers that the collector does not track, values without "
+    "the encoder's spare room, one number for all sizes that are equal; left are the entry (112 "
+    "bytes), its answer (96) and copy (64), the row (48) and its key (109), the encoded value "
+    "(36), and two places in dicts (105); a key that is loaded alone has a token (63) and "
+    "times (48) of its own"
 )
 COLD_MANY = (
     "one lease request, one call and one publication for all keys; a key still has a work, an "

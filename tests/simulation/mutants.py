@@ -30,7 +30,7 @@ from stillfresh.pages import asgi, render
 from stillfresh.stores import contract
 from stillfresh.stores.contract import Lease
 from stillfresh.stores.memory import MemoryStore
-from stillfresh.stores.memory_rows import MemoryRow, MemoryRows
+from stillfresh.stores.memory_rows import MemoryRows
 from stillfresh.systems.feed.rows import Writes
 from stillfresh.systems.waiting import rules
 from stillfresh.tasks import SharedResult, Tasks
@@ -72,8 +72,7 @@ def mutant(promise: Promise, scenario: str) -> Callable[[Patch], Patch]:
 def an_invalidation_leaves_the_copy_as_it_is(patch: pytest.MonkeyPatch) -> None:
     def invalidate(self: MemoryStore, keys: Any, *, soft: bool) -> None:
         for key in keys:
-            if row := self._rows.get(key):
-                row.token = None
+            self._rows.end_lease(key)
 
     patch.setattr(MemoryStore, "_invalidate", invalidate)
 
@@ -184,7 +183,7 @@ def a_tag_reaches_nothing_that_is_under_way(patch: pytest.MonkeyPatch) -> None:
         soft: bool,
     ) -> dict[tuple[str, str], bool]:
         rows = self._store._rows
-        idle = [key for key in rows.tagged.keys(tag) if key not in rows.leased]
+        idle = [key for key in rows.tagged.keys(tag) if key not in rows.leases]
         here = [key for key in idle if bucket_of(key[1]) in buckets]
         return {key: self.invalidate(bucket_of(key[1]), key, sent, soft=soft) for key in here}
 
@@ -234,8 +233,9 @@ def a_retry_reuses_its_token(patch: pytest.MonkeyPatch) -> None:
         grants = before(self, some)
         for id_, lease in grants.items():
             if isinstance(lease, Lease) and (first := self.leases.get(id_)) is not None:
-                self.process.world.store._rows.leased[self.kind, id_].token = first.token
-                grants[id_] = Lease(id_, first.token, lease.expires_at)
+                again = Lease(id_, first.token, lease.expires_at)
+                self.process.world.store._rows.leases[self.kind, id_] = again
+                grants[id_] = again
         return grants
 
     patch.setattr(LeaseRequest, "_acquire", acquired)
@@ -272,7 +272,7 @@ def a_lease_is_given_while_it_is_held(patch: pytest.MonkeyPatch) -> None:
         grants = {}
         for ask in asks:
             lease = Lease(ask.id, self._new_token(), self._clock() + lease_for)
-            self._rows.lease((kind, ask.id), lease.token, lease.expires_at, ask.tags)
+            self._rows.lease((kind, ask.id), lease, ask.tags)
             grants[ask.id] = lease
         return grants
 
@@ -308,7 +308,7 @@ def who_is_denied_the_lease_loads_all_the_same(patch: pytest.MonkeyPatch) -> Non
 
 @mutant(Promise.LOST, "over_a_network")
 def a_publication_is_not_fenced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryRow, "holds", lambda *_: True)
+    patch.setattr(MemoryRows, "holds", lambda *_: True)
 
 
 @mutant(Promise.LOST, "on_a_file")

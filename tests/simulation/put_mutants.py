@@ -132,15 +132,10 @@ def a_put_keeps_the_lease(patch: pytest.MonkeyPatch) -> None:
     before = MemoryRows.put
 
     def put(self: MemoryRows, key: Any, *args: Any) -> None:
-        row = self.get(key)
-        token = None if row is None else row.token
-        held_until = 0.0 if row is None else row.held_until
+        lease = self.leases.get(key)
         before(self, key, *args)
-        row = self.get(key)
-        if row is not None and token is not None:
-            row.token = token
-            row.held_until = held_until
-            self.leased[key] = row
+        if lease is not None and self.get(key) is not None:
+            self.leases[key] = lease
 
     patch.setattr(MemoryRows, "put", put)
 

@@ -256,7 +256,7 @@ class TestT2Freshness:
     def test_s5_an_unstored_value_may_be_served_by_its_loader_only(self, ledger: Ledger) -> None:
         granted(ledger, 2, "t1")
         value = loaded(ledger, 2)
-        ledger.unstored(["t1"])
+        ledger.unstored("price", [Lease("a", "t1", 5.0)])
         change(ledger)
         serve(ledger, value, STALE, process=2)
         with breaks(Promise.FRESH):

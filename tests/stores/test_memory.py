@@ -185,8 +185,9 @@ class TestE28Growth:
 
 
 def leased(rows: MemoryRows, id_: str, tags: tuple[str, ...] = (), until: float = 5.0) -> Lease:
-    rows.lease(("price", id_), f"t-{id_}", until, tags)
-    return Lease(id_, f"t-{id_}", until, rows.epoch)
+    lease = Lease(id_, f"t-{id_}", until, rows.epoch)
+    rows.lease(("price", id_), lease, tags)
+    return lease
 
 
 class TestS3Rows:
@@ -208,31 +209,33 @@ class TestS3Rows:
     ) -> None:
         """After any history: copies, bytes, leases, and the keys of each tag."""
         rows = MemoryRows(100, Room(None, bool))
+        leases: dict[tuple[str, str], Lease] = {}
         for step, id_, tags, value in steps:
             key = "price", id_
-            row = rows.get(key)
             match step:
                 case "lease":
-                    leased(rows, id_, tags)
+                    leases[key] = leased(rows, id_, tags)
                 case "publish":
                     copy = Copy("g", 0.0, Policy(10), value)
-                    was_held = row is not None and row.token is not None
                     done = rows.publish(key, Lease(id_, f"t-{id_}", 5.0), copy, 0.0, tags)
-                    assert done is was_held
+                    assert done is (leases.pop(key, None) is not None)
                 case "drop":
                     rows.drop(key)
-                case _ if row is not None:
-                    rows.end_lease(key, row)
+                    leases.pop(key, None)
+                case _:
+                    rows.end_lease(key)
+                    leases.pop(key, None)
         every = dict(rows.items())
         assert rows.count == len(every)
         copies = [it.copy for it in every.values() if it.copy is not None]
         assert rows.copies == len(copies)
         sizes = [len(it.value) for it in copies if isinstance(it.value, bytes)]
         assert rows.room.held == BESIDE * len(copies) + sum(sizes)
-        assert rows.leased == {key: it for key, it in every.items() if it.token is not None}
+        assert rows.leases == leases
+        tagged = {key: it.tags for key, it in every.items() if it.tags is not None}
         for tag in ("x", "y"):
-            by_lease = {key for key, it in every.items() if tag in it.tags}
-            by_copy = {key for key, it in every.items() if tag in it.late}
+            by_lease = {key for key, it in tagged.items() if tag in it.leased}
+            by_copy = {key for key, it in tagged.items() if tag in it.late}
             assert set(rows.tagged.keys(tag)) == by_lease
             assert set(rows.late.keys(tag)) == by_copy
             assert sorted(rows.begin_epoch(tag)) == sorted(by_lease | by_copy)
@@ -248,7 +251,53 @@ class TestS3Rows:
         assert rows.publish(("price", "a"), lease, copy, 4.999)
         row = rows.get(("price", "a"))
         assert row is not None
-        assert row.record(None) == Record(copy), "no lease is left"
+        assert rows.record(("price", "a"), row, None) == Record(copy), "no lease is left"
+
+    async def test_keys_that_are_leased_together_are_published_and_released_apart(
+        self, clock: ManualClock
+    ) -> None:
+        """S2: they share a token, which proves the lease of each of them alone."""
+        store = MemoryStore(clock=clock)
+        await store.open()
+        grants = await store.acquire("price", [Ask("a"), Ask("b"), Ask("c")], 5)
+        leases = {id_: it for id_, it in grants.items() if isinstance(it, Lease)}
+        await store.invalidate("price", ["a"])
+        await store.release("price", [leases["b"]])
+        token = leases["a"].token
+        assert {it.token for it in leases.values()} == {token}
+        copy = Copy(token, clock(), Policy(10), b"1")
+        copies = {id_: (it, copy) for id_, it in leases.items()}
+        assert await store.publish("price", copies) == {"a", "b"}
+        assert await store.renew("price", list(leases.values()), 5) == {"a", "b", "c"}
+
+    async def test_a_token_of_one_request_is_no_other_request_s(self, clock: ManualClock) -> None:
+        """S2: a lease that ended does not come back with the next lease of its key."""
+        store = MemoryStore(clock=clock)
+        await store.open()
+        first = (await store.acquire("price", [Ask("a"), Ask("b")], 5))["a"]
+        assert isinstance(first, Lease)
+        await store.release("price", [first])
+        await store.acquire("price", [Ask("a"), Ask("c")], 5)
+        copy = Copy(first.token, clock(), Policy(10), b"1")
+        assert await store.publish("price", {"a": (first, copy)}) == {"a"}
+
+    @pytest.mark.parametrize("tags", [("x",), ()])
+    @pytest.mark.parametrize("late", [("late",), ()])
+    def test_a_row_and_the_indexes_of_its_tags_share_one_key(
+        self, tags: tuple[str, ...], late: tuple[str, ...]
+    ) -> None:
+        """E39: a key is a tuple and a text; a refreshed row does not have two of them."""
+        rows = MemoryRows(100, Room(None, bool))
+        for token in ("first", "second", "third"):
+            id_ = "a"
+            lease = Lease(id_, token, 5.0, rows.epoch)
+            rows.lease(("price", id_), lease, tags)
+            copy = Copy(lease.token, 0.0, Policy(10), b"1")
+            assert rows.publish(("price", id_), lease, copy, 0.0, late)
+            [(key, _)] = rows.items()
+            tagged = rows.tagged.keys("x") + rows.late.keys("late")
+            assert len(tagged) == len(tags + late)
+            assert all(it is key for it in tagged)
 
     def test_late_tags_count_from_the_grant(self) -> None:
         """I26: an invalidation before it does not; one that nobody remembers does."""

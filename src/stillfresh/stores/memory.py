@@ -121,12 +121,13 @@ class MemoryStore(
         known = known or {}
         records: dict[str, Record] = {}
         for id_ in ids:
-            row = rows.get((kind, id_))
+            key = (kind, id_)
+            row = rows.get(key)
             if row is None:
                 continue
             if self.max_bytes is not None:
                 row.is_used = True
-            records[id_] = row.record(known.get(id_))
+            records[id_] = rows.record(key, row, known.get(id_))
         return records
 
     async def read(
@@ -139,19 +140,20 @@ class MemoryStore(
         rows = self._opened()
         now = self._clock()
         until = now + lease_for
+        token = self._new_token()  # one for all: only a key's own tokens are compared
         grants: dict[str, Grant] = {}
         for ask in asks:
             id_ = ask.id
             key = (kind, id_)
             row = rows.get(key)
             if row is not None:
-                refusal = ask.denied(row.record(known=None), now, lease_for)
+                refusal = ask.denied(rows.record(key, row, None), now, lease_for)
                 if refusal is not None:
                     grants[id_] = refusal
                     continue
-            token = self._new_token()
-            rows.lease(key, token, until, ask.tags)
-            grants[id_] = Lease(id_, token, until, rows.epoch)
+            lease = Lease(id_, token, until, rows.epoch)
+            rows.lease(key, lease, ask.tags)
+            grants[id_] = lease
         return grants
 
     async def publish(
@@ -194,12 +196,13 @@ class MemoryStore(
         return results
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
+        rows = self._opened()
         now = self._clock()
         lost: set[str] = set()
         for lease in leases:
-            row = self._opened().get((kind, lease.id))
-            if row is not None and row.holds(lease, now):
-                row.held_until = now + lease_for
+            key = (kind, lease.id)
+            if rows.holds(key, lease, now):
+                rows.leases[key] = replace(rows.leases[key], expires_at=now + lease_for)
             else:
                 lost.add(lease.id)
         return lost
@@ -210,8 +213,8 @@ class MemoryStore(
         for lease in leases:
             key = (kind, lease.id)
             row = rows.get(key)
-            if row is not None and row.token == lease.token:
-                rows.end_lease(key, row)
+            if row is not None and rows.has_lease(key, lease):
+                rows.end_lease(key)
                 row.failure = failures.get(lease.id, row.failure)
                 self._forget_if_empty(key, row)
         self._shrink()
@@ -232,7 +235,7 @@ class MemoryStore(
             row = rows.get(key)
             if row is None:
                 continue
-            rows.end_lease(key, row)
+            rows.end_lease(key)
             if row.copy is not None:
                 row.copy = replace(row.copy, mark=max(row.copy.mark, mark))
             self._forget_if_empty(key, row)
@@ -247,7 +250,7 @@ class MemoryStore(
         async for items in sliced(rows.items()):
             for key, row in items:
                 # Another task may have replaced the row since the slice was taken.
-                if is_gone(row.record(known=None), before) and rows.get(key) is row:
+                if is_gone(rows.record(key, row, None), before) and rows.get(key) is row:
                     rows.drop(key)
                     dropped += 1
         return dropped
@@ -255,7 +258,7 @@ class MemoryStore(
     async def stats(self) -> StoreStats:
         now = self._clock()
         rows = self._opened()
-        live_leases = sum(not is_over(row.held_until, now) for row in rows.leased.values())
+        live_leases = sum(not is_over(lease.expires_at, now) for lease in rows.leases.values())
         size = self._room.held
         stats = StoreStats(rows.copies, live_leases, size)
         if self.max_bytes is None:
@@ -273,12 +276,13 @@ class MemoryStore(
             near = [item for item in items if item < page[-1]] if is_full else items
             page += [item for item in near if is_listed(item[0], kind, search, after)]
             page = sorted(page)[:limit]
-        return [row.entry(*key) for key, row in page]
+        return [rows.entry(key, row) for key, row in page]
 
     async def walk(self, kind: str | None) -> AsyncIterator[list[StoredEntry]]:
         """All entries in one walk: each page of `entries` would be another."""
-        async for items in sliced(self._opened().items()):
-            yield [row.entry(*key) for key, row in items if kind in {None, key[0]}]
+        rows = self._opened()
+        async for items in sliced(rows.items()):
+            yield [rows.entry(key, row) for key, row in items if kind in {None, key[0]}]
 
     def _opened(self) -> MemoryRows:
         if not self._open:
@@ -286,7 +290,7 @@ class MemoryStore(
         return self._rows
 
     def _forget_if_empty(self, key: Key, row: MemoryRow) -> None:
-        if row.copy is None and row.token is None and row.failure is None:
+        if row.copy is None and row.failure is None and key not in self._rows.leases:
             self._rows.drop(key)
 
     def before_evicting(self, kind: str, keeps: Callable[[str], bool]) -> None:
@@ -303,7 +307,7 @@ class MemoryStore(
         for key, row in rows.first(SLICE):
             if self._room.is_enough:
                 return True
-            is_held = row.token is not None and not is_over(row.held_until, now)
+            is_held = rows.is_held(key, now)
             if row.copy is None or is_held or self._was_used(key, row):
                 if row.copy is not None and not is_held:
                     used.append(key)

@@ -18,35 +18,25 @@ PART: Final = 131_072
 Key: TypeAlias = tuple[str, str]
 
 
+class RowTags(Struct, frozen=True, gc=False):
+    """The tags of a key that has some."""
+
+    key: Key
+    """The object that the indexes have, so that the dict of rows keeps no other one."""
+    leased: tuple[str, ...] = ()
+    """Those of the last lease."""
+    late: tuple[str, ...] = ()
+    """Those that came with the copy."""
+
+
 class MemoryRow(Struct, eq=False, gc=False):
-    """The contract's Record, and the token of the lease."""
+    """What is stored of one key, but for its lease: few keys have one at a time."""
 
     copy: Copy | None = None
-    token: str | None = None
-    held_until: float = 0.0
     failure: Failure | None = None
-    tags: tuple[str, ...] = ()
-    """The tags of the last lease."""
-    late: tuple[str, ...] = ()
-    """Tags that came with the copy."""
+    tags: RowTags | None = None
     is_used: bool = False
     """True if it was used since it was last checked; only kept with a limit of bytes."""
-    key: Key = ("", "")  # one object, in whatever names it
-
-    def record(self, known: str | None) -> Record:
-        copy = self.copy
-        if copy is not None and copy.generation == known and copy.value is not None:
-            copy = replace(copy, value=UNREAD)
-        return Record(copy, self.held_until if self.token is not None else None, self.failure)
-
-    def entry(self, kind: str, id_: str) -> StoredEntry:
-        if self.copy is None:
-            return StoredEntry(kind, id_, self.record(None))
-        size = len(self.copy.value) if isinstance(self.copy.value, bytes) else None
-        return StoredEntry(kind, id_, self.record(self.copy.generation), size)
-
-    def holds(self, lease: Lease, now: float) -> bool:
-        return self.token == lease.token and not is_over(self.held_until, now)
 
 
 class MemoryRows:
@@ -64,7 +54,8 @@ class MemoryRows:
         self.copies = 0
         self.evicted = 0
         self.room = room
-        self.leased: dict[Key, MemoryRow] = {}
+        self.leases: dict[Key, Lease] = {}
+        """Also those that are over, while nobody else has the key's lease."""
         self.tagged: TagIndex[Key] = TagIndex()
         self.late: TagIndex[Key] = TagIndex()
         self.epoch = 0
@@ -79,37 +70,80 @@ class MemoryRows:
     def _get(self, key: Key) -> MemoryRow | None:
         return self.parts[hash(key[1]) % len(self.parts)].get(key)
 
-    def add(self, row: MemoryRow) -> None:
+    def record(self, key: Key, row: MemoryRow, known: str | None) -> Record:
+        copy = row.copy
+        if copy is not None and copy.generation == known and copy.value is not None:
+            copy = replace(copy, value=UNREAD)
+        lease = self.leases.get(key)
+        return Record(copy, None if lease is None else lease.expires_at, row.failure)
+
+    def entry(self, key: Key, row: MemoryRow) -> StoredEntry:
+        kind, id_ = key
+        copy = row.copy
+        if copy is None:
+            return StoredEntry(kind, id_, self.record(key, row, None))
+        size = len(copy.value) if isinstance(copy.value, bytes) else None
+        return StoredEntry(kind, id_, self.record(key, row, copy.generation), size)
+
+    def add(self, key: Key, row: MemoryRow) -> None:
         """Add the row of a key that has none."""
         part = self._only_part
         if part is None:
-            part = self.part(row.key)
-        part[row.key] = row
+            part = self.part(key)
+        part[key] = row
         self.count += 1
 
-    def lease(self, key: Key, token: str, until: float, tags: tuple[str, ...]) -> None:
+    def lease(self, key: Key, lease: Lease, tags: tuple[str, ...]) -> None:
         row = self.get(key)
         if row is None:
-            row = MemoryRow(None, token, until, None, tags, key=key)
-            self.add(row)
-            if tags:
-                self.tagged.add(key, tags)
-        else:
-            self._tag(row, tags)
-            row.token = token
-            row.held_until = until
-        self.leased[key] = row
+            row = MemoryRow()
+            self.add(key, row)
+        if tags or row.tags is not None:
+            self._tag(key, row, leased=tags)
+        self.leases[key] = lease
 
-    def _tag(self, row: MemoryRow, tags: tuple[str, ...]) -> None:
-        if row.tags != tags:
-            self.tagged.remove(row.key, row.tags)
-            self.tagged.add(row.key, tags)
-            row.tags = tags
+    def _tag(
+        self,
+        key: Key,
+        row: MemoryRow,
+        *,
+        leased: tuple[str, ...] | None = None,
+        late: tuple[str, ...] | None = None,
+    ) -> None:
+        """Replace those tags that are given."""
+        old = row.tags or RowTags(key)
+        new = RowTags(
+            old.key,
+            old.leased if leased is None else leased,
+            old.late if late is None else late,
+        )
+        if new.leased != old.leased:
+            self.tagged.remove(old.key, old.leased)
+            self.tagged.add(new.key, new.leased)
+        if new.late != old.late:
+            self.late.remove(old.key, old.late)
+            self.late.add(new.key, new.late)
+        row.tags = new if new.leased or new.late else None
 
-    def end_lease(self, key: Key, row: MemoryRow) -> None:
-        row.token = None
-        row.held_until = 0.0
-        self.leased.pop(key, None)
+    def end_lease(self, key: Key) -> None:
+        self.leases.pop(key, None)
+
+    def has_lease(self, key: Key, lease: Lease) -> bool:
+        """True if it is the key's lease, which may be over."""
+        own = self.leases.get(key)
+        return own is not None and own.token == lease.token
+
+    def holds(self, key: Key, lease: Lease, now: float) -> bool:
+        """True if it is the key's lease, and not over."""
+        own = self.leases.get(key)
+        if own is None or own.token != lease.token:
+            return False
+        return not is_over(own.expires_at, now)
+
+    def is_held(self, key: Key, now: float) -> bool:
+        """True if the key has a lease that is not over."""
+        lease = self.leases.get(key)
+        return lease is not None and not is_over(lease.expires_at, now)
 
     def begin_epoch(self, tag: str) -> list[Key]:
         """Note that the tag is invalidated; return the keys that have it."""
@@ -132,12 +166,12 @@ class MemoryRows:
     ) -> bool:
         """Store the copy if the lease is live. False: it is not, and nothing was done."""
         row = self.get(key)
-        if row is None or not row.holds(lease, now):
+        if row is None or not self.holds(key, lease, now):
             return False
         stored = row.copy
         if stored is not None:
             copy = with_stored_parts(copy, stored)
-        self._store(row, copy, tags)
+        self._store(key, row, copy, tags)
         return True
 
     def put(
@@ -150,30 +184,29 @@ class MemoryRows:
         """Store the copy without a lease. If another caller has the lease, it becomes void."""
         row = self.get(key)
         if row is None:
-            row = MemoryRow(key=key)
-            self.add(row)
-        if tags is not None:
-            self._tag(row, tags)
-        self._store(row, copy, late)
+            row = MemoryRow()
+            self.add(key, row)
+        if tags or (tags is not None and row.tags is not None):
+            self._tag(key, row, leased=tags)
+        self._store(key, row, copy, late)
 
-    def _store(self, row: MemoryRow, copy: Copy, late: tuple[str, ...] | None) -> None:
+    def _store(self, key: Key, row: MemoryRow, copy: Copy, late: tuple[str, ...] | None) -> None:
         """Replace the copy; the lease ends, and the failure is forgotten."""
-        key = row.key
-        if late is not None and late != row.late:
-            self.late.remove(key, row.late)
-            self.late.add(key, late)
-            row.late = late
+        if late or (late is not None and row.tags is not None):
+            self._tag(key, row, late=late)
+        if row.tags is not None:
+            key = row.tags.key
         room = self.room
         if row.copy is not None:
             room.held -= _size(row.copy)
             self.move_to_end(key)
         else:
             self.copies += 1
-            if row.failure is not None:  # else it was added for this copy, and is near the end
+            if row.failure is not None or late:  # else it was added for this copy, near the end
                 self.move_to_end(key)
         row.copy = copy
         row.failure = None
-        self.end_lease(key, row)
+        self.end_lease(key)
         size = _size(copy)
         room.held += size
         if size > room.largest:  # nothing else is dropped for it
@@ -194,9 +227,10 @@ class MemoryRows:
         if row.copy is not None:
             self.copies -= 1
             self.room.held -= _size(row.copy)
-        self.end_lease(key, row)
-        self.tagged.remove(key, row.tags)
-        self.late.remove(key, row.late)
+        self.end_lease(key)
+        if row.tags is not None:
+            self.tagged.remove(key, row.tags.leased)
+            self.late.remove(key, row.tags.late)
 
     def items(self) -> Iterator[tuple[Key, MemoryRow]]:
         """The rows of each part when it is reached; each may have been deleted since."""
@@ -226,7 +260,7 @@ class MemoryRows:
     def oldest(self, number: int) -> list[Key]:
         """The oldest publications of each part, `number` in all, about; no rows under lease."""
         share = -(-number // len(self.parts))
-        idle = ((key for key, row in part.items() if row.token is None) for part in self.parts)
+        idle = ((key for key in part if key not in self.leases) for part in self.parts)
         return [key for keys in idle for key in islice(keys, share)]
 
 

@@ -121,7 +121,8 @@ class Ledger:
         self.loads: list[KeyLoad] = []
         self.loaded_at: defaultdict[Key, float] = defaultdict(lambda: float("-inf"))
         """When each key was last loaded from the upstream."""
-        self._by_token: dict[str, KeyLoad] = {}
+        self._by_lease: dict[tuple[Key, str], KeyLoad] = {}
+        """By key and token: keys that are leased together may share a token."""
         self._holders: dict[Key, Holder] = {}
         self._stored: defaultdict[Key, tuple[int, ...]] = defaultdict(tuple)
         """The loads and puts whose values were stored, in order."""
@@ -154,7 +155,7 @@ class Ledger:
         load = KeyLoad(process, key, token, is_unstored=token is None)
         self.loads.append(load)
         if token is not None:
-            self._by_token[token] = load
+            self._by_lease[key, token] = load
         return Version(self.upstream[key], len(self.loads) - 1)
 
     def put(self, process: int, key: Key, **how: Any) -> Version:  # noqa: ANN401 (of KeyLoad)
@@ -234,7 +235,7 @@ class Ledger:
         if self._recorder is not None:
             until = self._recorder.time() + lease_for
             text = f"process {process} has the lease on {_name(key)}"
-            self._recorder.begun(process, "lease", text, lease.token, until)
+            self._recorder.begun(process, "lease", text, _lease_name(key, lease.token), until)
 
     def renewed(self, kind: str, leases: Sequence[Lease], lost: Set[str], until: float) -> None:
         for lease in leases:
@@ -246,7 +247,7 @@ class Ledger:
         self, kind: str, copies: Mapping[str, tuple[Lease, Copy]], superseded: Set[str], now: float
     ) -> None:
         for id_, (lease, _) in copies.items():
-            load = self._by_token.get(lease.token)
+            load = self._by_lease.get(((kind, id_), lease.token))
             if id_ in superseded:
                 if load is not None:
                     load.is_refused = True
@@ -269,7 +270,7 @@ class Ledger:
                     f"{_name((kind, id_))} was published by one who has no lease for it",
                 )
             self._holders.pop((kind, id_), None)
-            self._record_end(lease.token, "published")
+            self._record_end((kind, id_), lease.token, "published")
             if load is not None:
                 load.is_published = True
 
@@ -277,17 +278,17 @@ class Ledger:
         for lease in leases:
             if self._holder_of(kind, lease) is not None:
                 del self._holders[kind, lease.id]
-                self._record_end(lease.token, "released")
+                self._record_end((kind, lease.id), lease.token, "released")
 
     def voided(self, kind: str, ids: Iterable[str]) -> None:
         for id_ in ids:
             holder = self._holders.pop((kind, id_), None)
             if holder is not None:
-                self._record_end(holder.token, "voided")
+                self._record_end((kind, id_), holder.token, "voided")
 
-    def _record_end(self, token: str, how: str) -> None:
+    def _record_end(self, key: Key, token: str, how: str) -> None:
         if self._recorder is not None:
-            self._recorder.lease_ended(token, how)
+            self._recorder.lease_ended(_lease_name(key, token), how)
 
     def _record_law(self, process: int, text: str, *, is_right: bool = True) -> None:
         """The moment of the law: a publication without a live lease reaches the store."""
@@ -343,10 +344,10 @@ class Ledger:
         """Ids that the store could not read are answered from memory."""
         self._unread |= {(process, (kind, id_)): now for id_ in ids}
 
-    def unstored(self, tokens: Iterable[str]) -> None:
+    def unstored(self, kind: str, leases: Iterable[Lease]) -> None:
         """Copies that the store did not confirm are served as STALE by their loader."""
-        for token in tokens:
-            load = self._by_token.get(token)
+        for lease in leases:
+            load = self._by_lease.get(((kind, lease.id), lease.token))
             if load is not None:
                 load.is_unstored = True
 
@@ -432,6 +433,10 @@ def _last_index(numbers: Sequence[int], number: int) -> int:
 def process_of(load: KeyLoad | None) -> int:
     """The process of a load, or 0."""
     return 0 if load is None else load.process
+
+
+def _lease_name(key: Key, token: str) -> str:
+    return f"{token} {_name(key)}"
 
 
 def _name(key: Key) -> str:

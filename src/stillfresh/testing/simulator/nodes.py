@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from stillfresh.errors import StoreError
 from stillfresh.stores.contract import AWAY, Lease, PutOutcome, PutResult
-from stillfresh.stores.memory_rows import Key, MemoryRow, MemoryRows
+from stillfresh.stores.memory_rows import Key, MemoryRow, MemoryRows, RowTags
 from stillfresh.testing.simulator.faults import NODES
 from stillfresh.testing.simulator.wire import READS, NoAnswer, StoreRequest, StoreWire
 
@@ -168,13 +168,19 @@ class ClusterWire(StoreWire):
         else:
             keys = [(request.kind, id_) for id_ in here]
         before = [
-            (key, copy(rows.get(key)), server.snapshot(key[1], key), ledger.snapshot(key))
+            (
+                key,
+                copy(rows.get(key)),
+                rows.leases.get(key),
+                server.snapshot(key[1], key),
+                ledger.snapshot(key),
+            )
             for key in keys
         ]
 
         def undo() -> None:
-            for key, row, fence_snapshot, ledger_snapshot in before:
-                _restore(rows, key, row)
+            for key, row, lease, fence_snapshot, ledger_snapshot in before:
+                _restore(rows, key, row, lease)
                 server.restore(key[1], key, fence_snapshot)
                 ledger.restore(key, ledger_snapshot, waits=self.waits)
             if answer is not None:
@@ -216,18 +222,16 @@ def _combine(results: Sequence[Any]) -> Any:  # noqa: ANN401 (of any step)
     return whole
 
 
-def _restore(rows: MemoryRows, key: Key, row: MemoryRow | None) -> None:
+def _restore(rows: MemoryRows, key: Key, row: MemoryRow | None, lease: Lease | None) -> None:
     rows.drop(key)
     if row is None:
         return
-    lease = Lease(key[1], row.token or "", row.held_until)
-    rows.lease(key, lease.token, lease.expires_at, row.tags)
+    tags = row.tags or RowTags(key)
+    rows.lease(key, lease or Lease(key[1], "", 0.0), tags.leased)
     if row.copy is not None:
-        rows.publish(key, lease, row.copy, float("-inf"), row.late)
-    if row.token is not None:
-        rows.lease(key, row.token, row.held_until, row.tags)
+        rows.put(key, row.copy, None, tags.late)
+    if lease is None:
+        rows.end_lease(key)
     else:
-        restored = rows.get(key)
-        if restored is not None:
-            rows.end_lease(key, restored)
+        rows.lease(key, lease, tags.leased)
     rows.part(key)[key].failure = row.failure

@@ -41,7 +41,7 @@ class LaneSpan(Struct):
     begun: float
     ended: float | None
     text: str
-    token: str = ""
+    lease: str = ""
     ending: str = ""
     """How a lease ended: `published`, `voided`, `released`; empty: by its time."""
 
@@ -78,18 +78,18 @@ class RunRecorder:
         self._keep(self.messages.append, len(self.messages), message)
 
     def begun(
-        self, lane: int, what: str, text: str, token: str = "", until: float | None = None
+        self, lane: int, what: str, text: str, lease: str = "", until: float | None = None
     ) -> LaneSpan:
         """Something begins; `until`: when it ends unless something ends it earlier."""
-        span = LaneSpan(lane, what, self.time(), until, text, token)
+        span = LaneSpan(lane, what, self.time(), until, text, lease)
         self._keep(self.spans.append, len(self.spans), span)
         return span
 
-    def lease_ended(self, token: str, how: str) -> None:
-        """The lease with this token ends now, if it has not ended yet."""
+    def lease_ended(self, lease: str, how: str) -> None:
+        """The lease of this name ends now, if it has not ended yet."""
         now = self.time()
         for span in reversed(self.spans):
-            if span.token == token and not span.ending:
+            if span.lease == lease and not span.ending:
                 if span.ended is None or span.ended > now:
                     span.ended = now
                     span.ending = how

@@ -107,7 +107,7 @@ class StoreRequest(Generic[T]):
     kind: str
     ids: Sequence[str]
     effect: Callable[[Sequence[str]], T]
-    tokens: Sequence[str] = ()
+    leases: Sequence[Lease] = ()
     node: int | None = None
     """The node that it goes to, in a cluster."""
     fenced: "Callable[[Sent | None, Sequence[str]], T] | None" = None
@@ -296,13 +296,13 @@ class StoreWire(WrappedStore):
                     stored.add(id_)
             return superseded - stored
 
-        tokens = [lease.token for lease, _ in copies.values()]
-        return await self._exchange(StoreRequest("publish", kind, list(copies), effect, tokens))
+        leases = [lease for lease, _ in copies.values()]
+        return await self._exchange(StoreRequest("publish", kind, list(copies), effect, leases))
 
     def _has_token(self, kind: str, lease: Lease) -> bool:
         """True if the store still has this lease, which may be over for now."""
-        row = self._store._rows.get((kind, lease.id))  # noqa: SLF001 (all of it)
-        return row is not None and row.token == lease.token
+        rows = self._store._rows  # noqa: SLF001 (all of it)
+        return rows.has_lease((kind, lease.id), lease)
 
     async def renew(self, kind: str, leases: Sequence[Lease], lease_for: float) -> set[str]:
         def effect(ids: Sequence[str]) -> set[str]:
@@ -538,7 +538,7 @@ class StoreWire(WrappedStore):
             case "read":
                 ledger.unread(number, request.kind, request.ids, self._world.time())
             case "publish":
-                ledger.unstored(request.tokens)
+                ledger.unstored(request.kind, request.leases)
 
     def _sends_again(self, request: StoreRequest[Any]) -> bool:
         """A put without an answer is always settled; a file always answers."""
