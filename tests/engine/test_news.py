@@ -128,6 +128,22 @@ class TestS10Memory:
         bench.told("a", "another generation")
         assert (await read(bench.prices)).version == 7
 
+    async def test_a_change_during_a_cooldown_is_seen_when_it_is_told(self, bench: Bench) -> None:
+        """Memory gives the old copy without asking the store, until it is told of another."""
+        await read(bench.prices)
+        bench.upstream.error = ConnectionError("down")
+        await bench.pass_time(31)
+        await read(bench.prices)
+        await bench.pass_time(0.25)
+        await read(bench.prices)
+        before = bench.asked()
+        cooling = await bench.prices.get("a")
+        assert cooling.error is not None
+        assert bench.asked() == before
+        await bench.others.put("a", Price("a", 7))
+        bench.told("a", "another generation")
+        assert (await read(bench.prices)).version == 7
+
     async def test_an_invalidation_is_seen_when_it_is_told(self, bench: Bench) -> None:
         """The next read loads anew."""
         await read(bench.prices)

@@ -28,8 +28,8 @@ class StoreStep(Struct, Generic[K], eq=False):
     Afterwards `changed` says which of its keys this process changed meanwhile.
     """
 
-    _steps: "set[StoreStep[K]]"
-    """Those that run now."""
+    _steps: "dict[StoreStep[K], None]"
+    """Those that run now, in their order."""
     _fence: Fence[K]
     keys: Collection[K]
     _began: int = 0
@@ -38,12 +38,12 @@ class StoreStep(Struct, Generic[K], eq=False):
     def __enter__(self) -> Self:
         self._began = self._fence.clock.now
         self._fence.begins()
-        self._steps.add(self)
+        self._steps[self] = None
         return self
 
     def __exit__(self, *_: object) -> None:
         self.changed = self._fence.changed_keys(self.keys, self._began)
-        self._steps.discard(self)
+        self._steps.pop(self, None)
         self._fence.ends()
 
 
@@ -57,7 +57,7 @@ class KeyChanges(Generic[K, V]):
         self._fence = fence
         self._memory = memory
         self._watcher = watcher
-        self._steps: set[StoreStep[K]] = set()
+        self._steps: dict[StoreStep[K], None] = {}
 
     def begin_anew(self) -> None:
         """Forget running steps: they belong to a life of the cache that has ended."""
