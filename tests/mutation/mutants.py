@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent.parent
 SOURCES = re.compile(
     r"^src/stillfresh/((engine|stores)/.*|(?!virtual_loop)[a-z_]*"
     r"|(systems/coordinator|systems/feed|systems/waiting|lab/plan|pages)/(rules\w*|model)"
-    r"|http/(fields|freshness|validation)|pages/(clients|routes|sharing))\.py$"
+    r"|http/(answer_fields|fields|freshness|serving|validation)|pages/(clients|routes|sharing))\.py$"
 )
 """The rules, the engine and the stores. On the virtual loop, tests run."""
 TESTS = re.compile(
