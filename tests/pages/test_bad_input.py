@@ -26,10 +26,11 @@ WAYS = pytest.mark.parametrize("forward", ["request", "key"])
 class Wire:
     """A site that answers with bytes and closes, a cache before it, and a client of bytes."""
 
-    def __init__(self, port: int, asked: list[bytes]) -> None:
+    def __init__(self, port: int, asked: list[bytes], clock: ManualClock) -> None:
         self._port = port
         self.asked = asked
         """Whole requests, as the site got them."""
+        self.clock = clock
 
     async def send(self, data: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -81,7 +82,7 @@ async def wired(answers: Callable[[bytes], bytes], **options: Any) -> AsyncItera
         pages = PageCache("memory://", clock=clock)
         app = Edge(IsrMiddleware(upstream, pages, **options), host=b"h")
         async with running(app) as url:
-            yield Wire(int(url.rpartition(":")[2]), asked)
+            yield Wire(int(url.rpartition(":")[2]), asked, clock)
 
 
 MALFORMED = [
@@ -220,6 +221,7 @@ class TestI25BadSites:
             for number, case in enumerate(cases):
                 caplog.clear()
                 wire.asked.clear()
+                wire.clock.advance(1)  # a line of the log for each, though they are many
                 first = await wire.get(path=f"/{number}")
                 assert status_of(first) == 502 or is_cut(first), case
                 lines = [it for it in caplog.records if it.name.startswith("stillfresh")]
@@ -282,7 +284,7 @@ class TestI25EndsOfTls:
             pages = PageCache("memory://", clock=clock)
             app = Edge(IsrMiddleware(upstream, pages, forward=forward), host=b"h")
             async with running(app) as url:
-                wire = Wire(int(url.rpartition(":")[2]), [])
+                wire = Wire(int(url.rpartition(":")[2]), [], clock)
                 first = await wire.get()
                 again = await wire.get()
         is_whole = has_length or says_end
@@ -388,7 +390,7 @@ class TestI25Interim:
             port = server.sockets[0].getsockname()[1]
             upstream = Upstream(f"http://127.0.0.1:{port}", clock=clock, timeout=0.05)
             async with running(Edge(upstream, host=b"h")) as url:
-                told = await Wire(int(url.rpartition(":")[2]), []).get()
+                told = await Wire(int(url.rpartition(":")[2]), [], clock).get()
         assert status_of(told) == 504
 
     async def test_interim_responses_are_dropped_when_the_site_is_asked_by_key(self) -> None:
