@@ -284,3 +284,23 @@ class TestS11Address:
         """S11: libpq does not read a plus sign as a space."""
         (host,), _ = options_of("postgresql://h/shop?options=-c%20work_mem%3D1MB")
         assert conninfo_to_dict(host)["options"] == "-c work_mem=1MB"
+
+
+class TestS5SharedStores:
+    @pytest.mark.parametrize(
+        ("address", "is_shared"),
+        [
+            ("sqlite:///prices.db", True),
+            ("redis://127.0.0.1:6379/0", True),
+            ("postgresql://127.0.0.1/prices", True),
+            ("dynamodb://prices?bucket=bodies", True),
+            ("memory://", False),
+        ],
+    )
+    def test_caches_of_one_address_are_known_to_share_its_store(
+        self, address: str, is_shared: bool
+    ) -> None:
+        """So figures of the store are counted once; nobody shares memory."""
+        first, second = (capabilities_of(store_for(address, time.time)) for _ in range(2))
+        assert first.address == second.address
+        assert (first.address is not None) is is_shared
