@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,8 @@ from stillfresh import (
     SyncCache,
     Verdict,
 )
-from stillfresh.stores.contract import Copy, Mark, Put
+from stillfresh.stores.contract import Ask, Copy, Grant, Held, Mark, Put
+from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
     Price,
@@ -33,6 +34,24 @@ from tests.kit.engine import (
     version,
 )
 from tests.kit.held_store import SteppedStore, cache_on
+
+
+class OvertakingStore(SteppedStore):
+    """Other changes of the key always come first."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(MemoryStore(clock=clock))
+        self._clock = clock
+        self.asked = 0
+
+    async def acquire(self, kind: str, asks: Sequence[Ask], lease_for: float) -> dict[str, Grant]:
+        del kind
+        self.asked += 1
+        return {ask.id: Held(self._clock() + lease_for) for ask in asks}
+
+
+async def one_turn(_: float) -> None:
+    await asyncio.sleep(0)
 
 
 class TestE36Changing:
@@ -92,6 +111,17 @@ class TestE36Changing:
             with pytest.raises(LoadFailed, match="read it before the block"):
                 await prices("a")
             await second.put(Price("a", 7))
+
+    async def test_a_change_before_which_others_always_come_ends_with_an_error(
+        self, clock: ManualClock, upstream: Upstream
+    ) -> None:
+        """After a hundred attempts: a program that waits for ever says nothing."""
+        store = OvertakingStore(clock)
+        async with Cache(store, clock=clock, sleep=one_turn, dice=lambda: 0.0) as cache:
+            prices = declare(cache, upstream)
+            with pytest.raises(StoreError, match="other changes keep coming first; try again"):
+                await prices.changing("a").__aenter__()
+        assert store.asked == 100
 
     async def test_without_a_put_the_key_is_invalidated(
         self, prices: Prices, upstream: Upstream
