@@ -123,6 +123,20 @@ class TestE36Changing:
                 await prices.changing("a").__aenter__()
         assert store.asked == 100
 
+    async def test_a_block_that_is_given_up_renews_no_lease_any_more(
+        self, here: Cache, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """A thread was interrupted before it came into the block."""
+        prices = declare(here, upstream)
+        change = prices.changing("a")
+        await change.__aenter__()
+        await turns()
+        assert sleeper.sleeping == 1  # until the next renewal
+        await change.give_up()
+        await turns()
+        assert sleeper.sleeping == 0
+        assert (await prices("a")).version == 1
+
     async def test_without_a_put_the_key_is_invalidated(
         self, prices: Prices, upstream: Upstream
     ) -> None:
