@@ -91,6 +91,7 @@ class TestI32Query:
         assert query_of(b"b=2&utm=x&a=1&b=1", {"a", "b"}) == "b=2&a=1&b=1"
         assert query_of(b"%71=1", {"q"}) == "%71=1"
         assert query_of(b"q=%ff", {"q"}) == "q=%ff"
+        assert query_of(b"a=1&&=2&", {"", "a"}) == "a=1&=2"  # an empty part is no parameter
         assert query_of(b"a b", None) is None
         assert query_of(b"\xff", None) is None
 
