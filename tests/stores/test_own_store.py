@@ -56,6 +56,18 @@ def test_the_guide_shows_the_example_as_it_is() -> None:
     assert f"```python\n# own_store.py\n{EXAMPLE.read_text()}```" in GUIDE.read_text()
 
 
+class PassesCallsOn:
+    """Somebody's own wrapper."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self.asked: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.add(name)
+        return getattr(self._inner, name)
+
+
 @pytest.fixture
 async def cache(clock: ManualClock) -> AsyncIterator[Cache]:
     async with Cache(own_store.DictStore(clock), clock=clock) as cache:
@@ -150,6 +162,14 @@ class TestS1Capabilities:
         assert can.evicts_hourly
         assert (can.listing, can.statistics, can.inline, can.push, can.process) == (None,) * 5
         assert can.store_name == "SweptStore"
+
+    async def test_a_store_that_passes_each_call_on_is_a_store(self, clock: ManualClock) -> None:
+        """By `__getattr__`, on every Python: since 3.12, `isinstance` does not see such methods."""
+        passing_on: Any = PassesCallsOn(own_store.DictStore(clock))
+        async with Cache(passing_on, clock=clock) as cache:
+            prices = declare(cache, Upstream())
+            assert (await prices("a")).version == 1
+        assert "acquire" in passing_on.asked
 
     @pytest.mark.parametrize("thing", [7, object(), None])
     def test_an_object_that_is_no_store_is_refused(self, thing: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import PurePath
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from stillfresh.clock import Clock
@@ -80,6 +80,8 @@ def _checked_store(store: object) -> Store:
     if isinstance(store, PurePath):
         raise ConfigError(f"store {shown(store)}: an address is text; write {str(store)!r}")
     lacking = [name for name in METHODS if not callable(getattr(store, name, None))]
+    if not lacking:  # it has them by `__getattr__`, where `isinstance` does not look since 3.12
+        return cast("Store", store)
     if len(lacking) == len(METHODS):
         raise ConfigError(f"store {shown(store)}: neither an address nor a store; write {ALLOWED}")
     raise ConfigError(
