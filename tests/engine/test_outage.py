@@ -115,6 +115,19 @@ class TestE29NothingUncheckedIsFresh:
             assert seen(await prices.get("a")) == (1, FRESH, False)
         assert upstream.calls == [["a"]]
 
+    async def test_a_key_that_was_absent_is_absent(
+        self, away: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
+    ) -> None:
+        """Not a value that is None."""
+        upstream.absent = {"a"}
+        async with cache_on(away, clock, sleeper) as cache:
+            prices = declare(cache, upstream)
+            assert not (await prices.get("a")).found
+            away.broken = AWAY
+            answer = await prices.get("a")
+            assert (answer.found, answer.verdict, answer.unverified) == (False, STALE, True)
+        assert upstream.calls == [["a"]]
+
     async def test_another_process_whose_clock_is_behind_is_believed(
         self, away: SteppedStore, clock: ManualClock, sleeper: Sleeper, upstream: Upstream
     ) -> None:

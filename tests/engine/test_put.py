@@ -177,6 +177,14 @@ class TestE17Put:
         assert (stats.puts, stats.superseded, stats.store_errors) == (2, 0, 0)
 
 
+class TestE17Stored:
+    def test_what_became_of_a_put_is_compared_without_its_token(self) -> None:
+        """And is equal to nothing else."""
+        assert Stored(stored=True, token="a") == Stored(stored=True, token="b")  # noqa: S106 (no secret)
+        assert Stored(stored=True) != Stored(stored=False)
+        assert (Stored(stored=True) == "stored") is False
+
+
 class TestE17Law:
     @pytest.mark.parametrize("is_cold", [True, False])
     async def test_a_load_in_flight_is_superseded(
