@@ -1,14 +1,14 @@
 """Lines of a log that may come by the hundred a second, for example while a site is down.
 
 The first ones are written at once, so that a few different failures are all seen. After that, one
-line a second is written, which says how many like it were left out.
+line every ten seconds is written, which says how many like it were left out.
 """
 
 import logging
 from typing import Final
 
 AT_ONCE: Final = 20
-EVERY: Final = 1.0
+EVERY: Final = 10.0
 """Seconds between two lines, if more than that come."""
 
 

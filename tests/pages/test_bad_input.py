@@ -221,7 +221,7 @@ class TestI25BadSites:
             for number, case in enumerate(cases):
                 caplog.clear()
                 wire.asked.clear()
-                wire.clock.advance(1)  # a line of the log for each, though they are many
+                wire.clock.advance(10)  # a line of the log for each, though they are many
                 first = await wire.get(path=f"/{number}")
                 assert status_of(first) == 502 or is_cut(first), case
                 lines = [it for it in caplog.records if it.name.startswith("stillfresh")]
