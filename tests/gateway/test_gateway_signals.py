@@ -110,6 +110,31 @@ class TestG17Drain:
 
 
 class TestG17Reload:
+    def test_a_sighup_during_the_start_is_not_lost(self, tmp_path: Path) -> None:
+        """The settings may have been read before they were changed, in any worker that starts."""
+        file, place = tmp_path / "s.toml", tmp_path / "s.sock"
+        with socket.create_server(("127.0.0.1", 0)) as store:
+            port = store.getsockname()[1]
+            settings = f'[server]\nuds = "s.sock"\n[store]\nurl = "redis://127.0.0.1:{port}"\n'
+            file.write_text(settings + KIND.format(name="old"))
+            process = subprocess.Popen(
+                [*COMMAND, "serve", "s.toml"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+            )
+            with process:
+                try:
+                    connection, _ = store.accept()  # it waits for its store now
+                    file.write_text(settings + KIND.format(name="new"))
+                    process.send_signal(signal.SIGHUP)
+                    connection.close()
+                    store.close()
+                    assert process.stdout is not None
+                    assert process.stdout.readline().startswith("unix:")
+                    until(lambda: status(place, "/v1/new/a") == 503)
+                    assert status(place, "/v1/old/a") == 404
+                finally:
+                    process.terminate()
+                    process.wait(timeout=60)
+
     @BOTH
     def test_sighup_reads_the_settings_file_again(self, tmp_path: Path, workers: int) -> None:
         """New kinds answer, a mistake changes nothing, and what takes a restart is told."""

@@ -261,9 +261,12 @@ class GatewayProcess:
         self._app = Replaceable(self._new())
         app = self._app.app if given.read is None else self._app
         config = server_config(app, self._is_site, given.log.access, self._is_proxy)
-        self._server = Server(config, listening)
+        self._tell_listening = listening
+        self._server = Server(config, self._has_started)
         self._opening: asyncio.Future[None] = asyncio.ensure_future(_open(self._app.app))
         self._reloads = set[asyncio.Future[None]]()
+        self._is_reload_due = False
+        """A SIGHUP came before the server had started."""
 
     def _new(self) -> Gateway:
         app = gateway_of(
@@ -303,6 +306,11 @@ class GatewayProcess:
             await asyncio.gather(*self._reloads, return_exceptions=True)
             await self._app.app.close()
 
+    def _has_started(self) -> None:
+        self._tell_listening()
+        if self._is_reload_due:
+            self._reload()
+
     def _end(self) -> None:
         self._opening.cancel()
         self._server.should_exit = True
@@ -327,7 +335,9 @@ class GatewayProcess:
         read = self._given.read
         if read is None:
             logger.warning("not reloaded: there is no file of settings")
-        elif self._server.started and (new := read_again(read, self._settings)) is not None:
+        elif not self._server.started:  # the settings may have been read before they were changed
+            self._is_reload_due = True
+        elif (new := read_again(read, self._settings)) is not None:
             self._settings = new
             self._given.log.hide.add(secrets_of(new))
             replaced = partial(forget_hits, self._server)
