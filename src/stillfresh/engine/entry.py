@@ -23,6 +23,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 NEVER: Final = float("-inf")
+NOTHING_HEARD: Final = -1
 
 
 class EntryTrouble(Struct, frozen=True, gc=False):
@@ -50,9 +51,9 @@ class Entry(Struct, Generic[K, V], eq=False, gc=False):
     """It is FRESH, and memory gives it without asking the store, until then."""
     stands: float = NEVER
     """It is FRESH until then, if the store still has this copy."""
-    heard: int = -1
-    """How many announcements had been heard when the store was asked; -1 if it did not confirm the
-    copy, or has announced a change since then."""
+    heard: int = NOTHING_HEARD
+    """How many announcements had been heard when the store was asked; NOTHING_HEARD if it did not
+    confirm the copy, or has announced a change since then."""
     vouched: float = NEVER
     """`memory_for` vouches for the copy until then."""
     trouble: EntryTrouble = NO_TROUBLE

@@ -19,10 +19,10 @@ from stillfresh.bounded import BESIDE, SLICE, BoundedDict, Line, Room, TagIndex
 from stillfresh.clock import Clock
 from stillfresh.engine.causes import Causes
 from stillfresh.engine.counts import Counts
-from stillfresh.engine.entry import NEVER, NO_TROUBLE, Entry, EntryTrouble
+from stillfresh.engine.entry import NEVER, NO_TROUBLE, NOTHING_HEARD, Entry, EntryTrouble
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, EntryAnswer, Origin
-from stillfresh.engine.news import NOTHING_HEARD, Asked, Notices
+from stillfresh.engine.news import Asked, Notices
 from stillfresh.engine.rules import (
     NOTHING,
     Outlook,

@@ -6,7 +6,8 @@ began to listen: it would have heard of a change. After a gap in the channel, ea
 again before it is trusted.
 
 What came first, a read of the store or an announcement? The clock cannot say, because it may be set
-back between them. So announcements are counted, and who asks the store notes the count (`Asked`).
+back between them. So announcements are counted, and each request to the store notes the count
+(`Asked`).
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from msgspec import Struct
 
 from stillfresh.backoff import pause_after, spread
 from stillfresh.bounded import SLICE, sliced
+from stillfresh.engine.entry import NOTHING_HEARD
 from stillfresh.errors import StoreError
 from stillfresh.stores import A_TAG, PushesChanges
 
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound=Hashable)
 
 SILENT: Final = float("-inf")
-NOTHING_HEARD: Final = -1
-"""`Entry.heard` of a copy that the store did not confirm, or of which it announced a change."""
 NOT_LISTENING: Final = sys.maxsize
 """No entry counts as checked."""
 BEATS: Final = 3
@@ -101,7 +101,7 @@ class News:
             await self._runtime.sleep(spread(pause, self._runtime.dice))
 
     def count(self) -> int:
-        """Count one more. Who asked the store before has a smaller number."""
+        """Count one more. Requests that were sent to the store before have a smaller number."""
         self.heard += 1
         return self.heard
 
@@ -165,7 +165,7 @@ class Notices(Generic[K]):
 
     @property
     def heard(self) -> int:
-        """Who asks the store now knows what was announced up to this number."""
+        """A request that is sent now knows what was announced up to this number."""
         return self._news.heard
 
     def note(self, key: K, generation: str | None) -> None:

@@ -1,4 +1,4 @@
-"""A stored response at the moment of a request: its age, its remaining freshness, and is it enough?
+"""A stored response at the moment of a request: its age, its freshness, and whether they will do.
 
 Pages and clients decide by it. Everything here is pure. RFC 9111 §4.2.3 (age), §5.2.1 (what a
 request accepts); RFC 9211 §2.2 (why the site is asked).
@@ -42,7 +42,7 @@ def age_at(answer: Answer[R], now: float) -> float:
 def ttl_at(answer: Answer[R], now: float) -> float:
     """Its lifetime, less its age by now; an invalidated response has nothing left.
 
-    `fresh_for` alone does not do: it is 0 for any response that came stale, however old it was.
+    `fresh_for` alone is not enough: it is 0 for any response that came stale, however old it was.
     """
     head = answer.value.head
     left = head.fresh_for - head.stale_by - (now - answer.fetched_at)
