@@ -23,9 +23,11 @@ from stillfresh.stores.redis.heard import (
 from stillfresh.stores.redis.layout import (
     ABSENT,
     BUCKETS,
+    CHANGED_AT,
     EXTRA,
     EXTRA_MARK,
     FIELDS,
+    FULL_HEAD,
     GLANCE,
     HEAD,
     LATE,
@@ -164,6 +166,20 @@ class TestS5Layout:
     def test_a_broken_extra_tag_is_not_ours(self, extra: bytes) -> None:
         """S15: too short, longer than all tags, or with a version that is none."""
         assert record_of(a_string(extra=extra)) is None
+
+    def test_a_string_that_was_cut_in_its_extra_tag_is_not_ours(self) -> None:
+        """S15: the scripts read it in the same way."""
+        whole = a_string(extra=an_extra())
+        for size in range(CHANGED_AT, FULL_HEAD):
+            assert record_of(whole[:size]) is None
+
+    def test_the_tags_of_a_string_that_was_cut_anywhere_are_those_that_are_left(self) -> None:
+        """S15: a step on a slot that moves reads them."""
+        whole = a_string(extra=an_extra())
+        for size in range(len(whole)):
+            tags = stored_tags(whole[:size])
+            assert len(tags) <= len(stored_tags(whole))
+            assert all(isinstance(tag, bytes) for tag in tags)
 
     def test_the_front_of_a_put_is_that_of_its_string(self) -> None:
         """S13: the server adds the stamp and the replaced ids between front and rest."""

@@ -571,6 +571,33 @@ class TestS15Damaged:
     async def test_the_version_of_a_damaged_row_is_ignored(self, damaged: RedisStore) -> None:
         assert await put(damaged, version=packed_version("a")) is STORED
 
+    async def test_an_entry_that_was_cut_within_its_fields_is_leased_and_published_again(
+        self, store: RedisStore, raw: "Redis", prefix: str
+    ) -> None:
+        """The server's scripts failed on it for ever, so the key was loaded at every read."""
+        await put(store)
+        client: Any = raw
+        whole = await client.get(key_of(prefix))
+        for size in range(FULL_HEAD):
+            await client.set(key_of(prefix), whole[:size])
+            lease = await lease_of(store)
+            new = Copy(lease.token, time.time(), Policy(60), b"new")
+            assert await store.publish(KIND, {"a": (lease, new)}) == set()
+            copy = await copy_in(store)
+            assert copy is not None
+            assert copy.value == b"new"
+
+    async def test_an_entry_that_was_cut_can_be_evicted_and_counted_beside(
+        self, store: RedisStore, raw: "Redis", prefix: str
+    ) -> None:
+        copies = (await store.stats()).copies
+        await put(store)
+        await put(store, "b")
+        client: Any = raw
+        await client.set(key_of(prefix), (await client.get(key_of(prefix)))[: FULL_HEAD - 1])
+        assert (await store.stats()).copies == copies + 1
+        assert await store.evict(time.time() - 1) == 0
+
     @pytest.mark.parametrize(
         "damage",
         [(COPY.size, pack(">d", float("inf"))), (FAILURE_AT, pack(">Id", 1, float("inf")))],

@@ -196,9 +196,10 @@ def packed_tags(tags: Sequence[str]) -> bytes:
 
 
 def unpacked_tags(packed: bytes) -> list[bytes]:
+    """The tags in these bytes, as far as they can be read if another program has cut them."""
     names: list[bytes] = []
     at = 0
-    while at < len(packed):
+    while at + LENGTH.size <= len(packed):
         (length,) = LENGTH.unpack_from(packed, at)
         if length == LATE:  # after it come the tags of the copy
             at += LENGTH.size
@@ -209,22 +210,26 @@ def unpacked_tags(packed: bytes) -> list[bytes]:
 
 
 def stored_tags(text: bytes) -> list[bytes]:
-    """The tags of the id whose string begins like this."""
-    if not text:
+    """The tags of the id whose string begins like this; none if it is not ours."""
+    if len(text) < HEAD or not text.startswith(MAGIC):
         return []
     tags_size = FIELDS.unpack_from(text)[TAGS_SIZE_FIELD]
-    return unpacked_tags(text[HEAD + _extra_size(text, tags_size) : HEAD + tags_size])
+    try:
+        extra_size = _extra_size(text, tags_size)
+    except ValueError:
+        return []
+    return unpacked_tags(text[HEAD + extra_size : HEAD + tags_size])
 
 
 def _extra_size(text: bytes, tags_size: int) -> int:
     """How many bytes the first tag takes if it holds the extra fields; 0 if it does not.
 
-    ValueError if another program has made it longer than all tags.
+    ValueError if another program has made it longer than all tags, or cut the string behind it.
     """
     if text[EXTRA_AT:CHANGED_AT] != EXTRA_MARK or tags_size < EXTRA.size:
         return 0
     size = LENGTH.size + int(LENGTH.unpack_from(text, HEAD)[0])
-    if not EXTRA.size <= size <= tags_size:
+    if len(text) < FULL_HEAD or not EXTRA.size <= size <= tags_size:
         raise ValueError(size)
     return size
 

@@ -138,6 +138,7 @@ local function parsed(text)
     h.held_until, h.token, h.failures, h.retry_at, h.tags, h.error = struct.unpack(FIELDS, text)
   h.extra, h.changed, h.replaced = 0, 0, NONE_REPLACED
   if h.tags >= EXTRA_SIZE and text:sub(HEAD + 5, HEAD + 8) == EXTRA_MARK then
+    if #text < FULL_HEAD then return nil end -- another program has cut it
     local size, mark
     size, mark, h.changed, h.replaced = struct.unpack(EXTRA, text, HEAD + 1)
     h.extra = size + 4
