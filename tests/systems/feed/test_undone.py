@@ -341,6 +341,28 @@ class TestF12Columns:
             await reading
         assert "internal error of stillfresh" not in caplog.text
 
+    async def test_damaged_text_of_a_failure_is_a_damaged_file(
+        self, path: Path, clock: ManualClock, network: Network
+    ) -> None:
+        """F12: readers get what upstream has, and the file is set aside."""
+        network.have(full("a"))
+        network.talk["a"] = [comment("c")]
+        with FeedCache.open(path, clock=clock) as cache:
+            async with FeedEngine(cache, network, clock=clock) as engine:
+                await engine.get_comments("a")
+        elsewhere(
+            path,
+            'db.execute("UPDATE stillfresh_feed_times SET failures = 1, retry_at = 0, '
+            "error = CAST(x'80' AS TEXT)\")",
+        )
+        with FeedCache.open(path, clock=clock) as cache:
+            async with FeedEngine(cache, network, clock=clock) as engine:
+                comments = (await engine.get_comments("a")).comments
+                assert [found.comment_uuid for found in comments] == ["c"]
+            cache.put_topic(topic("new"))
+            assert cache.get_topic("new") == topic("new")
+        assert any("corrupt" in found.name for found in path.parent.iterdir())
+
 
 @pytest.mark.parametrize("what", ["create", "delete", "comment"])
 class TestF10Cancelled:

@@ -170,7 +170,7 @@ def translated(path: Path) -> Iterator[None]:
     """Turn SQLite's errors in the block into StoreError."""
     try:
         yield
-    except apsw.Error as exc:
+    except FAILED as exc:
         raise explained(path, exc) from exc
     except OSError as exc:
         raise StoreError(f"{path}: {exc.strerror}") from exc

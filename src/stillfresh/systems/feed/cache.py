@@ -292,7 +292,7 @@ class FeedCache:
         reader = self._take()
         try:
             yield reader
-        except apsw.Error as exc:
+        except sqlite.FAILED as exc:
             if isinstance(exc, sqlite.CORRUPT) and self._first is not None:
                 self._writer.mend(self._first)
             raise sqlite.explained(self.path, exc) from exc
