@@ -185,6 +185,9 @@ class TestI14Fields:
             with pytest.raises(ConfigError, match="the value of 'a' must be") as refused:
                 checked_headers({"a": value})
             assert "s3cret" not in str(refused.value)
+        with pytest.raises(ConfigError, match="the value of 'aaa") as refused:
+            checked_headers({"a" * 5_000: "\n"})
+        assert len(str(refused.value)) < 600
 
     @pytest.mark.parametrize(
         ("asked", "expected"),

@@ -377,6 +377,14 @@ class TestI11OnDemand:
         assert verdicts == [Verdict.STALE, Verdict.STALE, Verdict.FRESH]
         await idle(pages)
 
+    @pytest.mark.parametrize("tags", [None, 5, [""], [None]])
+    async def test_tags_that_are_no_words_are_refused(
+        self, pages: PageCache, site: Site, tags: Any
+    ) -> None:
+        """By an error that names what was given."""
+        with pytest.raises(ConfigError, match=r"tags?: .*'blog', not (None|5|'')"):
+            await pages.get("/a", site.render, revalidate=60, tags=tags)
+
     async def test_a_purged_page_is_rendered_for_the_next_visitor(
         self, pages: PageCache, site: Site
     ) -> None:

@@ -249,7 +249,7 @@ def checked_headers(headers: object) -> dict[str, str]:
         if not isinstance(name, str) or not TOKEN.fullmatch(name.encode("latin-1", "replace")):
             raise ConfigError(f"headers: {shown(name)} is no name of a header")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
-            raise ConfigError(f"headers: the value of {name!r} must be printable ASCII text")
+            raise ConfigError(f"headers: the value of {shown(name)} must be printable ASCII text")
     return dict(headers)
 
 

@@ -60,7 +60,7 @@ from stillfresh.pages.model import (
 )
 from stillfresh.pages.objects import is_misplaced, is_shared
 from stillfresh.pages.on_demand import KIND, OnDemand
-from stillfresh.pages.routes import checked_path, own_tag, plain_path
+from stillfresh.pages.routes import checked_path, own_tags, plain_path
 from stillfresh.pages.sharing import RouteTimes, judged, may_serve, suits
 from stillfresh.pages.stored import (
     PageCodec,
@@ -274,8 +274,7 @@ class PageCache(OnDemand):
             named.append(f"path:{path}?{query}")
         if of is not None:
             named.append(f"key:{of}")
-        given = [tags] if isinstance(tags, str) else tags
-        return PageKey(checked_id(KIND, id_), (*named, *map(own_tag, given)))
+        return PageKey(checked_id(KIND, id_), (*named, *own_tags(tags)))
 
     async def ask(
         self, key: PageKey, render: Render, caller: PageCaller, *, anew: bool

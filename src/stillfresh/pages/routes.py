@@ -592,6 +592,15 @@ def name_in_key(key: str) -> PageName | None:
     return None if default is None else page_name(default)
 
 
+def own_tags(tags: str | Iterable[str]) -> list[str]:
+    """The user's tags of a page; a single one may be given as text."""
+    try:
+        listed = [tags] if isinstance(tags, str) else list(tags)
+    except TypeError:
+        raise ConfigError(f"tags: a list of words such as 'blog', not {shown(tags)}") from None
+    return [own_tag(tag) for tag in listed]
+
+
 def own_tag(tag: str) -> str:
     """The user's tag, kept apart from our own: `path:…` and `key:…`."""
     if not isinstance(tag, str) or not tag:
