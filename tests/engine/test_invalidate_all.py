@@ -1,5 +1,7 @@
 """E6: `invalidate_all` reaches every entry of a store, and every load under way."""
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -153,3 +155,36 @@ class TestE6InvalidateAllInMemory:
                 await store.acquire(kind, [Ask(uuid4().hex, None)], 5)
             assert await cache.invalidate_all() == 20
         assert store.count("invalidate") == 2
+
+
+class NotedInvalidations(MemoryStore):
+    """Notes which ids it is told of, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+
+    async def invalidate(self, kind: str, ids: Sequence[str], *, soft: bool = False) -> None:
+        self.ids += ids
+        await super().invalidate(kind, ids, soft=soft)
+
+
+async def test_t1_keys_that_are_loaded_are_invalidated_in_the_order_in_which_they_began() -> None:
+    """A seed gives the same run in every process, whatever the order of its sets."""
+    store = NotedInvalidations()
+    gate = asyncio.Event()
+    async with Cache(store) as cache:
+
+        @cache.batched("price", fresh_for="1h")
+        async def prices(skus: list[str]) -> dict[str, int]:
+            await gate.wait()
+            return dict.fromkeys(skus, 1)
+
+        keys = [f"sku-{number}" for number in range(20)]
+        reading = asyncio.create_task(prices.get_many(keys))
+        while not prices.core.under_way():
+            await asyncio.sleep(0)
+        await cache.invalidate_all()
+        gate.set()
+        await reading
+    assert store.ids[:20] == keys

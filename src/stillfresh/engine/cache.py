@@ -375,7 +375,7 @@ class Cache(Lifecycle):
         await overtake_all(self._known())
         try:
             for core in tuple(self.cores.values()):  # DynamoDB does not list what has only a lease
-                await core.invalidate([*core.under_way()], soft=soft)
+                await core.invalidate(core.under_way(), soft=soft)
             async for page in listing.walk(None):
                 for kind, entries in groupby(sorted(page, key=kind_of), kind_of):
                     ids = [entry.id for entry in entries]

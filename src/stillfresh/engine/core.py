@@ -295,9 +295,9 @@ class Core(Generic[K, V]):
         loading = [key for key in self.under_way() if not wanted.isdisjoint(tags_of(key))]
         return loading + self.memory.tagged(tag)
 
-    def under_way(self) -> set[K]:
-        """The keys that are loaded or asked for now."""
-        return {*self.loads.under_way, *self.changes.keys_in_steps()}
+    def under_way(self) -> list[K]:
+        """The keys that are loaded or asked for now, each once, in the order of their beginning."""
+        return list(dict.fromkeys([*self.loads.under_way, *self.changes.keys_in_steps()]))
 
     def is_full(self, key: K) -> bool:
         """True if the limit of simultaneous loads is reached, and this key is not among them."""
