@@ -19,6 +19,10 @@ ROW: Final = re.compile(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.
 """A part's name, what it runs, the date of its last run, and how that run ended."""
 
 
+LONGEST_TEST: Final = 1800
+"""Seconds for one test with ten times as many examples, on cores that may be busy."""
+
+
 class Part(NamedTuple):
     name: str
     arguments: tuple[str, ...]
@@ -28,7 +32,11 @@ class Part(NamedTuple):
 PARTS: Final = (
     Part(
         "tests",
-        ("-m", "pytest", "-m", "proof or hypothesis", "--hypothesis-profile=proof", "-n", "auto"),
+        (
+            *("-m", "pytest", "-m", "proof or hypothesis"),
+            *("--hypothesis-profile=proof", "-n", "auto"),
+            f"--timeout={LONGEST_TEST}",
+        ),
     ),
     Part("simulate", ("-m", "tests.simulation.simulate_all", "--seeds", "10000")),
     Part("explore", ("-m", "tests.systems.waiting.waiting_explorations", "--deeper", "1")),

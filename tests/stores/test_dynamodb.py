@@ -45,6 +45,7 @@ from stillfresh.stores.dynamodb.steps import DynamoSteps
 from stillfresh.stores.dynamodb.table import Table
 from stillfresh.stores.versions import packed_version
 from stillfresh.testing import ManualClock, PutConformance, StoreConformance
+from stillfresh.testing.conformance_capabilities import EvictionConformance, ListingConformance
 from stillfresh.testing.conformance_copies import CopyConformance
 from stillfresh.testing.conformance_kit import Deliver
 from tests.kit.proxies.lossy import LossyProxy, lossy
@@ -166,7 +167,8 @@ async def test_s6_copies_on_real_storage(real_storage: Aws) -> None:
     """All of copies, whose bodies are there, on files; one test: its server is started once."""
     suite = TestS6DynamoStore()
     suite.aws = real_storage
-    names = [name for name in dir(CopyConformance) if name.startswith("test_")]
+    parts = (CopyConformance, ListingConformance, EvictionConformance)
+    names = [name for part in parts for name in dir(part) if name.startswith("test_")]
     names = [name for name in names if "late_requests" not in name]  # bodies are not late
     assert len(names) > 25
     for name in names:
