@@ -307,6 +307,21 @@ class TestE28Stats:
             assert len(jobs) == 3 + 1  # what is left of it is looked at once more
             assert store.read_now("post", ids) == {}
 
+    @pytest.mark.parametrize("column", ["kind", "id"])
+    async def test_a_row_of_a_tag_that_names_no_text_is_passed_over(
+        self, path: Path, column: str
+    ) -> None:
+        """S15: another program wrote it; the others are invalidated."""
+        async with opened(path) as store:
+            await publish(store, "a", "b", tags=("eu",))
+            elsewhere(
+                "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None); "
+                "db.execute(f\"UPDATE stillfresh_tags SET {sys.argv[2]} = x'00' WHERE id = 'b'\")",
+                path,
+                column,
+            )
+            assert await store.invalidate_tag("eu") == [("post", "a")]
+
     async def test_a_large_file_is_not_counted_again_at_once(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -38,7 +38,8 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 D = TypeVar("D", bound=Callable[..., Any])
 
-KIND: Final = re.compile(r"[a-z][a-z0-9_]*")
+LONGEST_KIND: Final = 200
+KIND: Final = re.compile(rf"[a-z][a-z0-9_]{{,{LONGEST_KIND - 1}}}")
 MAX_KEY: Final = 1_000_000
 
 Raises: TypeAlias = type[Exception] | tuple[type[Exception], ...]
@@ -51,8 +52,8 @@ def checked_kind(name: str) -> str:
     if not ours or name.startswith(("sqlite_", "stillfresh_")):
         raise ConfigError(
             f"resource name {shown(name)}: write a lower-case word such as 'price' or 'user_page' "
-            f"(letters, digits, _; names that end in _ttl, or begin with sqlite_ or stillfresh_, "
-            f"are reserved)"
+            f"(letters, digits, _, at most {LONGEST_KIND}; names that end in _ttl, or begin with "
+            f"sqlite_ or stillfresh_, are reserved)"
         )
     return name
 

@@ -74,8 +74,12 @@ def tagged(
     Every id that was leased with the tag before `begin_epoch` is among them.
     """
     rows: list[Row] = connection.execute(SELECT_TAG, (tag, *after, size)).fetchall()
-    # Another program may have written an id that is no text.
-    keys = [(kind.rstrip("+"), id_) for kind, id_ in rows if isinstance(id_, str)]
+    # Another program may have written a kind or an id that is no text.
+    keys = [
+        (kind.rstrip("+"), id_)
+        for kind, id_ in rows
+        if isinstance(kind, str) and isinstance(id_, str)
+    ]
     next_after = rows[-1] if len(rows) == size else None
     return keys, next_after
 
