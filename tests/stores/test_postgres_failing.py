@@ -278,6 +278,26 @@ class TestS11Connections:
             assert isinstance((await store.acquire(KIND, [Ask("a")], 30))["a"], Held)
             assert await store._opened().run(prepared) == [(0,)]  # type: ignore[attr-defined]
 
+    async def test_connections_that_lose_their_statements_at_once_fail_no_step(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor does one that was in use when the first loss was noticed."""
+        monkeypatch.setattr(link, "PREPARED_AFTER", 0)
+        async with opened(url) as store:
+            pg_link: PgLink = store._opened()  # type: ignore[attr-defined]
+            for _ in range(2):
+                await asyncio.gather(*(store.read(KIND, ["a"]) for _ in range(3)))
+            connections = tuple(pg_link._idle)
+            assert len(connections) == 3
+            for connection in connections:
+                await connection.socket.drive(connection.session.rows("DISCARD ALL"))
+            in_use = pg_link._idle.pop()
+            reads = [store.read(KIND, ["a"]) for _ in pg_link._idle]
+            assert await asyncio.gather(*reads) == [{}, {}]
+            await pg_link.drop_idle()
+            pg_link._idle.append(in_use)
+            assert await store.read(KIND, ["a"]) == {}
+
     async def test_no_more_connections_than_allowed(
         self, postgres: PostgresServer, url: str
     ) -> None:

@@ -170,26 +170,38 @@ class PgLink(ServerLink):
         """Run a statement; repeat it if the server has rolled it back."""
 
         def exchange(connection: LoopConnection) -> Awaitable[list[Row]]:
-            return connection.socket.drive(connection.session.rows(statement, arguments))
+            return connection.socket.drive(self._rows(connection.session, statement, arguments))
 
         for _ in range(REPEATS):
+            may_be_prepared = self._prepares
             try:
                 if THIS_THREAD.has_turn:
                     with outside():
                         return self._execute_in_thread(statement, arguments)
                 return await self._once(exchange)
             except PostgresError as exc:
-                if _code(exc) not in UNDONE and not await self._is_unprepared(exc):
+                code = _code(exc)
+                if may_be_prepared and code in UNPREPARED:
+                    await self._stop_preparing()
+                elif code not in UNDONE:
                     raise
         raise StoreError(
             f"the PostgreSQL server rolled a step back {REPEATS} times (deadlock); try again"
         )
 
+    def _rows(
+        self, session: PgSession, statement: str, arguments: Sequence[Any]
+    ) -> Talk[list[Row]]:
+        if not self._prepares:  # it was in use when another one lost its statements
+            session.stop_preparing()
+        return session.rows(statement, arguments)
+
     def _execute_in_thread(self, statement: str, arguments: Sequence[Any]) -> list[Row]:
         """Run a statement once, on a connection of threads, while this thread waits."""
 
         def talk(connection: ThreadConnection) -> list[Row]:
-            return talk_in_thread(connection, connection.rows(statement, arguments), self._timeout)
+            rows = self._rows(connection, statement, arguments)
+            return talk_in_thread(connection, rows, self._timeout)
 
         return self._threads.exchange(talk)
 
@@ -241,13 +253,10 @@ class PgLink(ServerLink):
     def _store_error(self, error: Exception) -> StoreError:
         return refused(error, self._schema)
 
-    async def _is_unprepared(self, error: BaseException) -> bool:
-        """True if a prepared statement was lost. From then on new connections prepare nothing."""
-        if _code(error) not in UNPREPARED or not self._prepares:
-            return False
+    async def _stop_preparing(self) -> None:
+        """A prepared statement was lost, so others may be lost on every connection."""
         self._prepares = False
         await self.drop_idle()
-        return True
 
     async def connected(self) -> LoopConnection:
         """A connection for the caller, which closes it."""

@@ -69,6 +69,11 @@ class PgSession:
             self._decoders[name] = decoders
         return rows_of(result, decoders)
 
+    def stop_preparing(self) -> None:
+        """Send every statement with its text from now on."""
+        self.prepare_after = None
+        self._names.clear()
+
     def _shall_prepare(self, statement: str) -> bool:
         if self.prepare_after is None or len(self._names) >= MOST_PREPARED:
             return False
