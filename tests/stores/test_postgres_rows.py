@@ -227,9 +227,10 @@ class TestS11Errors:
             *[TooManyConnections("x"), OperationalError("connection reset")],
             OperationalError("FATAL: the database system is starting up"),
             OperationalError("FATAL: sorry, too many clients already"),
+            OperationalError("FATAL: terminating connection due to administrator command"),
         ]
         answered = [DiskFull("x"), OperationalError("FATAL: no such role")]
-        assert [is_lost(it) for it in (*lost, *answered)] == [True] * 8 + [False] * 2
+        assert [is_lost(it) for it in (*lost, *answered)] == [True] * 9 + [False] * 2
 
     def test_an_error_says_what_to_do(self) -> None:
         """In one line, by the server's code."""
@@ -245,6 +246,20 @@ class TestS11Errors:
         assert "target_session_attrs" in str(refused(ReadOnlySqlTransaction("x"), "s"))
         assert said_by(TimeoutError()) == "TimeoutError"
         assert "lower ?max_connections=" in said_by(OperationalError("too many clients"))
+
+    def test_an_error_that_ends_the_connection_does_not_show_the_statement(self) -> None:
+        """libpq puts it behind the words of the server, perhaps with parameters."""
+        ended = OperationalError(
+            "consuming input failed: terminating connection due to administrator command\n"
+            "DETAIL:  the machine goes down\n"
+            'CONTEXT:  SQL statement "UPDATE entry SET value = $1"\n'
+            "unnamed portal with parameters: $1 = 'secret'\n"
+            "server closed the connection unexpectedly"
+        )
+        assert said_by(ended) == (
+            "OperationalError: consuming input failed: terminating connection due to administrator "
+            "command"
+        )
 
     async def test_an_address_without_a_host_is_an_error(self) -> None:
         """And not a wait."""

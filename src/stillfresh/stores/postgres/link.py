@@ -5,6 +5,7 @@ statement is its own transaction. A step that the server has rolled back (a dead
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -36,8 +37,13 @@ T = TypeVar("T")
 ENDED: Final = {"57P01", "57P02", "57P03", "57P05", "53300"}
 """Codes of a server that ends its connections, or accepts none now."""
 FULL: Final = ["too many", "connection slots"]
-NOT_YET: Final = ("starting up", "shutting down", "recovery mode", *FULL)
+NOT_YET: Final = (
+    *("starting up", "shutting down", "recovery mode", "terminating connection"),
+    *FULL,
+)
 """Texts of a server that will accept us later; libpq has no code for it."""
+BEHIND: Final = re.compile(r"^(DETAIL|CONTEXT): .*", re.MULTILINE | re.DOTALL)
+"""What libpq adds to the text of an error that ended the connection."""
 UNDONE: Final = {"40001", "40P01"}
 """A serialization failure or a deadlock: nothing was done."""
 UNPREPARED: Final = {"26000", "42P05", "0A000"}
@@ -111,7 +117,8 @@ class ThreadConnection(PgSession):
 def said_by(error: BaseException) -> str:
     """Return what an error of the server says, in one line, without the statement."""
     primary = error.diag.message_primary if isinstance(error, PostgresError) else None
-    text = " ".join((primary or str(error)).split()).removesuffix(".")
+    text = primary or BEHIND.sub("", str(error))
+    text = " ".join(text.split()).removesuffix(".")
     if any(word in text for word in FULL):
         text = f"{text}; {TOO_MANY}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
