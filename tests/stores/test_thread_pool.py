@@ -34,7 +34,11 @@ class Pool:
     def __init__(self, most: int, timeout: float = 20.0) -> None:
         self.connections: list[FakeConnection] = []
         self.pool = ThreadPool(
-            self._connect, most=most, timeout=timeout, busy=lambda: StoreError("all are busy")
+            self._connect,
+            most=most,
+            lost=(ValueError,),
+            timeout=timeout,
+            busy=lambda: StoreError("all are busy"),
         )
 
     def _connect(self) -> FakeConnection:
@@ -48,6 +52,21 @@ def failing(clean: bool) -> Callable[[FakeConnection], None]:
         raise ValueError("the server refused")
 
     return fail
+
+
+def begin_to_wait(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Calling:
+    """Another thread, which waits for a connection when this returns."""
+    take = pool.pool._permits.take
+    is_waiting = threading.Event()
+
+    def note_and_take(**options: Any) -> Permit:
+        is_waiting.set()
+        return take(**options)
+
+    monkeypatch.setattr(pool.pool._permits, "take", note_and_take)
+    calling = Calling(lambda: pool.pool.exchange(lambda _: None))
+    is_waiting.wait(20)
+    return calling
 
 
 class TestS14ThreadPool:
@@ -87,15 +106,7 @@ class TestS14ThreadPool:
         waiting: list[Calling] = []
 
         def fail(connection: FakeConnection) -> None:
-            take, is_waiting = pool.pool._permits.take, threading.Event()
-
-            def note_and_take(**options: Any) -> Permit:
-                is_waiting.set()
-                return take(**options)
-
-            monkeypatch.setattr(pool.pool._permits, "take", note_and_take)
-            waiting.append(Calling(lambda: pool.pool.exchange(lambda _: None)))
-            is_waiting.wait(20)
+            waiting.append(begin_to_wait(pool, monkeypatch))
             failing(clean=False)(connection)
 
         with pytest.raises(ValueError, match="refused"):
@@ -103,6 +114,23 @@ class TestS14ThreadPool:
         with pytest.raises(TimeoutError, match="failed while this thread waited"):
             waiting[0].result()
         assert len(pool.connections) == 1
+
+    @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), LookupError("soft time limit")])
+    def test_a_thread_that_was_interrupted_says_nothing_of_the_server(
+        self, monkeypatch: pytest.MonkeyPatch, interruption: BaseException
+    ) -> None:
+        """Threads that waited meanwhile get a connection; only its own is closed."""
+        pool = Pool(1)
+        waiting: list[Calling] = []
+
+        def interrupt(_: FakeConnection) -> None:
+            waiting.append(begin_to_wait(pool, monkeypatch))
+            raise interruption
+
+        with pytest.raises(type(interruption)):
+            pool.pool.exchange(interrupt)
+        assert waiting[0].result() is None
+        assert [connection.is_open for connection in pool.connections] == [False, True]
 
     def test_a_connection_in_use_is_closed_when_its_request_ends(self) -> None:
         """If the pool was closed meanwhile."""

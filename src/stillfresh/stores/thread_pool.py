@@ -36,14 +36,18 @@ class ThreadPool(Generic[C]):
         connect: Callable[[], C],
         *,
         most: int,
+        lost: tuple[type[Exception], ...],
         timeout: float | None = None,
         busy: Callable[[], Exception] = TimeoutError,
     ) -> None:
-        """`busy` makes the error of a thread that got no connection within `timeout` seconds.
+        """`lost`: the errors of a request that the server did not answer.
+
+        `busy` makes the error of a thread that got no connection within `timeout` seconds.
 
         Without a timeout, a thread waits as long as others use the connections.
         """
         self._connect = connect
+        self._lost = lost
         self._timeout = timeout
         self._busy = busy
         self._permits = Permits(most)
@@ -74,11 +78,12 @@ class ThreadPool(Generic[C]):
             except IndexError:
                 connection = self._connect()
             result = talk(connection)
-        except BaseException:
+        except BaseException as exc:
             if connection is not None and connection.is_clean():
                 self._give_back(connection)
                 raise
-            self._failures += 1
+            # The handler of a signal may have raised, which says nothing of the server.
+            self._failures += isinstance(exc, self._lost)
             if connection is not None:
                 connection.disconnect()
             raise

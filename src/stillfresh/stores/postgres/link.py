@@ -140,7 +140,11 @@ class PgLink(ServerLink):
         """Whether its schema pushes; and whether a pooler stands before the server."""
         self.heard = LastHeard()
         self._threads = ThreadPool(
-            self._connected_in_thread, most=most, timeout=timeout, busy=self._all_busy
+            self._connected_in_thread,
+            most=most,
+            lost=LOST,
+            timeout=timeout,
+            busy=self._all_busy,
         )
 
     async def _hello(self) -> None:

@@ -26,7 +26,8 @@ from stillfresh.stores.redis.layout import (
     Keyspace,
     unpadded,
 )
-from stillfresh.stores.redis.link import LOST, Link
+from stillfresh.stores.redis.link import Link
+from stillfresh.stores.redis.replies import LOST
 from stillfresh.stores.server import error_text
 
 SLICE: Final = 100

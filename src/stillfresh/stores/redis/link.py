@@ -31,6 +31,7 @@ from stillfresh.stores.breaker import TRIED_AGAIN
 from stillfresh.stores.redis.heard import AGAIN, HeardStamps, ReadCommand
 from stillfresh.stores.redis.layout import GLANCE, Command
 from stillfresh.stores.redis.lua import BY_SHA
+from stillfresh.stores.redis.replies import LOST
 from stillfresh.stores.redis.streams import OpenConnection
 from stillfresh.stores.redis.threads import ThreadConnections, end_first_request, exchange
 from stillfresh.stores.server import ServerLink, error_text, slices
@@ -38,8 +39,6 @@ from stillfresh.turns import THIS_THREAD, outside
 
 NEVER: Final = Retry(NoBackoff(), 0)
 """The client library must not repeat a step that may have been done."""
-LOST: Final = (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError)
-"""The server did not answer: it may have done the step or not."""
 OF_A_CLUSTER: Final = (AskError, ClusterError, ClusterCrossSlotError)
 NO_CLUSTER: Final = "its cluster mode is on; write redis+cluster://host:6379 instead of redis://"
 SIGN_IN: Final = "user and password belong in the address: redis://user:password@host:6379/0"

@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from redis._parsers.base import BaseParser
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stillfresh.stores.redis.layout import Command
 
 CLOSED: Final = "Connection closed by server."
+LOST: Final = (RedisConnectionError, RedisTimeoutError, TimeoutError, OSError)
+"""The server did not answer: it may have done the step or not."""
 LINE_END: Final = b"\r\n"
 STATUS, ERROR, NUMBER, BULK, ARRAY = b"+-:$*"
 MORE: Final = object()

@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from stillfresh.stores.redis.heard import HeardStamps
 from stillfresh.stores.redis.layout import Command
-from stillfresh.stores.redis.replies import CLOSED, ReplyReader, packed
+from stillfresh.stores.redis.replies import CLOSED, LOST, ReplyReader, packed
 from stillfresh.stores.thread_pool import ThreadPool
 
 READ_AT_ONCE: Final = 1 << 16
@@ -62,7 +62,7 @@ class ThreadConnections(ThreadPool[Any]):
         options: Mapping[str, Any],
         greet: Callable[[Any], HeardStamps],
     ) -> None:
-        super().__init__(self._greeted, most=most)
+        super().__init__(self._greeted, most=most, lost=LOST)
         limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
         given = {**options, **limits, "retry": Retry(NoBackoff(), 0), "protocol": 2}
         factory: ConnectionPool = ConnectionPool.from_url(url, **given)
