@@ -76,6 +76,10 @@ class Calling:
     def is_over(self) -> bool:
         return not self._thread.is_alive()
 
+    def wait(self, seconds: float) -> None:
+        """Until it is over, but no longer than that."""
+        self._thread.join(seconds)
+
     def result(self) -> Any:
         self._thread.join(20)
         assert self.is_over

@@ -3,6 +3,7 @@
 The store's steps in threads pass the whole conformance suite (`tests/stores/test_sqlite.py`).
 """
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator
@@ -155,6 +156,41 @@ class TestE20ThreadsWriteFiles:
             writer.is_stopping = False  # as if it had been admitted before the end
         with pytest.raises(NotOpen):
             writer.run_here(done.append)
+
+    async def test_a_step_that_opens_another_file_ends_when_that_is_read(
+        self, tmp_path: Path
+    ) -> None:
+        """Else the thread could read the old file next, as if nothing had been invalidated."""
+        path = tmp_path / "cache.db"
+        events: list[str] = []
+        loop = asyncio.get_running_loop()
+        writer = Writer(path, STORE, lambda _: events.append("adopted"), loop)
+        await writer.opened()
+        for file in tmp_path.glob("cache.db*"):
+            file.unlink()
+
+        def step() -> None:
+            writer.run_here(lambda file: file.execute("CREATE TABLE price(id)"))
+            events.append("ended")
+
+        calling = Calling(step)
+        calling.wait(0.1)  # meanwhile, the loop does nothing
+        while not calling.is_over:
+            await asyncio.sleep(0)
+        calling.result()
+        assert events == ["adopted", "adopted", "ended"]
+        await writer.stopped()
+
+    async def test_a_step_does_not_wait_for_a_loop_that_has_ended(self, tmp_path: Path) -> None:
+        """Nobody reads the other file then."""
+        path = tmp_path / "cache.db"
+        loop = asyncio.new_event_loop()
+        writer = Writer(path, STORE, lambda _: None, loop)
+        writer.wait_until_open()
+        loop.close()
+        path.unlink()
+        assert writer.run_here(lambda _: "done") == "done"
+        writer.stop()
 
     def test_closing_waits_for_a_put_of_another_thread(self, tmp_path: Path) -> None:
         """It ends as if the cache had been closed after it."""

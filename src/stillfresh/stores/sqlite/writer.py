@@ -50,7 +50,7 @@ MAX_GROUP: Final = 256
 PROBE: Final = 0.25
 """Seconds that a step waits for a file that was locked for others before."""
 CLOSING: Final = 5.0
-"""Seconds that a step waits for the file when its owner closes it."""
+"""Seconds that a step waits for the file when its owner closes it, and a thread for the loop."""
 LOCKED_OUT: Final = (*BUSY, BlockingIOError)
 """Another process kept the file locked until patience ran out."""
 
@@ -85,9 +85,10 @@ class Writer:
         """The file was closed for good; changed while `_turn` is held."""
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
-        self.database = WriteDatabase(
-            path, file_format, lambda reader: self._tell(adopt, reader), patience
-        )
+        self._adopt = adopt
+        self._adopted: Future[None] = Future()
+        """Done when the owner reads the file that was opened last."""
+        self.database = WriteDatabase(path, file_format, self._begin_to_read, patience)
         self._thread = threading.Thread(target=self._main, name="stillfresh-sqlite", daemon=True)
         self.is_stopping = False
         self._is_woken = self._is_held = False
@@ -163,6 +164,10 @@ class Writer:
             if self._is_closed:
                 raise _closed()
             self._do([work])
+        if not self._adopted.done():
+            # Else this thread could read an earlier file next, in which nothing has changed.
+            with suppress(TimeoutError):
+                self._adopted.result(CLOSING)
         if work.error is not None:
             raise work.error
         result: T = work.result
@@ -267,6 +272,20 @@ class Writer:
         except RuntimeError:
             return False
         return True
+
+    def _begin_to_read(self, reader: apsw.Connection) -> None:
+        """The file was opened: hand its owner the connection for reading."""
+        adopted: Future[None] = Future()
+        self._adopted = adopted
+
+        def adopt(reader: apsw.Connection) -> None:
+            try:
+                self._adopt(reader)
+            finally:
+                adopted.set_result(None)
+
+        if not self._tell(adopt, reader):
+            adopted.set_result(None)
 
     def _settle(self, group: list[WriteJob]) -> None:
         for work in group:
