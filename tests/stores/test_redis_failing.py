@@ -4,11 +4,13 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from stillfresh import Cache, ConfigError, NotOpen, Origin, Policy, StoreError
 from stillfresh.stores.breaker import FIRST_PAUSE, LONGEST_PAUSE, Breaker
@@ -325,6 +327,25 @@ class TestS5Away:
         await asyncio.gather(*(store.read(KIND, ["a"]) for _ in range(10)))
         proxy.cut()
         assert await store.read(KIND, ["a"]) == {}
+
+    @pytest.mark.parametrize("runs", [asyncio.run, uvloop.run])
+    def test_a_connection_that_ended_while_it_was_idle_is_no_failure(
+        self, mortal: Server, runs: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
+        """On every event loop: uvloop has an error of its own for what is sent then."""
+
+        async def read_again() -> None:
+            async with opened(RedisStore(mortal.address, timeout=30)) as store:
+                await store.read(KIND, ["a"])
+                link = store._opened()
+                assert isinstance(link, Link)
+                (idle,) = link._idle
+                mortal.command("CLIENT KILL TYPE normal")
+                await eventually(idle._transport.is_closing)
+                await asyncio.sleep(0)  # uvloop closes its handle a turn later
+                assert await store.read(KIND, ["a"]) == {}
+
+        runs(read_again())
 
     async def test_a_long_answer_may_take_its_time_as_long_as_it_goes_on(
         self, valkey: Server

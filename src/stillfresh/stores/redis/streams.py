@@ -135,6 +135,8 @@ class OpenConnection:
         """
         until = self._clock() + within if self._first_until is None else self._first_until
         data = packed(commands)
+        if self._transport.is_closing():  # uvloop would raise a RuntimeError
+            raise RedisConnectionError(CLOSED)
         self._transport.write(data)
         if len(data) > MANY_BYTES:
             async with asyncio.timeout_at(until):
