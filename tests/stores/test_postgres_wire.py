@@ -430,6 +430,27 @@ class TestS14LoopSocket:
             await statement
         assert not asyncio.get_running_loop().remove_reader(near.fileno())
 
+    async def test_the_watching_ends_with_the_error_that_may_have_closed_the_socket(
+        self, near: socket.socket, far: socket.socket
+    ) -> None:
+        """Before the caller wakes up: another connection may have the socket's number by then."""
+        loop = asyncio.get_running_loop()
+        is_watched: list[bool] = []
+
+        def failing() -> Talk[None]:
+            yield Wait.RW
+            yield Wait.R
+            loop.call_soon(lambda: is_watched.append(loop.remove_reader(near.fileno())))
+            raise psycopg.OperationalError("the connection is lost")
+
+        loop_socket = LoopSocket(near.fileno(), 1)
+        statement = asyncio.create_task(loop_socket.drive(failing()))
+        await turns()
+        far.send(b"1")
+        with pytest.raises(psycopg.OperationalError, match="is lost"):
+            await statement
+        assert is_watched == [False]
+
     async def test_each_part_of_an_answer_has_its_time(
         self, near: socket.socket, far: socket.socket, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -145,7 +145,7 @@ class LoopSocket:
             self._go_on(None)
             return await ended
         except BaseException:
-            self.rest()  # libpq may have closed the socket, and another one may get its number
+            self.rest()  # the connection may be closed next
             raise
         finally:
             self._talk = None
@@ -163,6 +163,9 @@ class LoopSocket:
         except StopIteration as end:
             self._ended.set_result(end.value)
         except Exception as exc:  # noqa: BLE001 (the caller gets it)
+            # libpq may have closed the socket. Before the caller wakes up, another connection may
+            # get its number.
+            self.rest()
             self._fail(exc)
         else:
             self._wait_for(state)
