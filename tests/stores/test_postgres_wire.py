@@ -451,6 +451,20 @@ class TestS14LoopSocket:
             await statement
         assert is_watched == [False]
 
+    @pytest.mark.parametrize("what", ["add_reader", "add_writer"])
+    async def test_a_socket_that_the_loop_no_longer_watches_is_a_lost_connection(
+        self, near: socket.socket, monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        """uvloop closes its watcher for good if the server resets an idle connection."""
+
+        def refuse(*_: object) -> None:
+            raise RuntimeError("unable to perform operation on <UVPoll closed=True>")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), what, refuse)
+        loop_socket = LoopSocket(near.fileno(), 1)
+        with pytest.raises(psycopg.OperationalError, match="is lost: unable to perform"):
+            await loop_socket.drive(self.asking(near))
+
     async def test_each_part_of_an_answer_has_its_time(
         self, near: socket.socket, far: socket.socket, monkeypatch: pytest.MonkeyPatch
     ) -> None:

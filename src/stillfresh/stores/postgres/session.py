@@ -6,7 +6,7 @@ A `Talk` is a generator of what it waits for. So each exchange is written once: 
 
 import asyncio
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextvars import Context
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from typing import Any, Final, TypeAlias, TypeVar
@@ -160,6 +160,7 @@ class LoopSocket:
             return
         try:
             state = next(self._talk) if ready is None else self._talk.send(ready)
+            self._wait_for(state)
         except StopIteration as end:
             self._ended.set_result(end.value)
         except Exception as exc:  # noqa: BLE001 (the caller gets it)
@@ -167,20 +168,24 @@ class LoopSocket:
             # get its number.
             self.rest()
             self._fail(exc)
-        else:
-            self._wait_for(state)
 
     def _wait_for(self, state: Wait) -> None:
         if not self._is_watched:
-            # In an empty context: the loop goes on watching when this caller has left.
-            Context().run(self._loop.add_reader, self._descriptor, self._go_on, Ready.R)
+            self._watch(self._loop.add_reader, Ready.R)
             self._is_watched = True
         if not state & Wait.W:
             self._stop_writing()
         elif not self._is_written:
-            Context().run(self._loop.add_writer, self._descriptor, self._go_on, Ready.W)
+            self._watch(self._loop.add_writer, Ready.W)
             self._is_written = True
         self._timer.wait_until(self._loop.time() + self._timeout)
+
+    def _watch(self, add: Callable[..., object], ready: Ready) -> None:
+        """Go on when it is ready; in an empty context, as the loop watches on for other callers."""
+        try:
+            Context().run(add, self._descriptor, self._go_on, ready)
+        except RuntimeError as exc:  # uvloop has closed its watcher: the server reset the socket
+            raise OperationalError(f"the connection is lost: {exc}") from exc
 
     def _give_up(self) -> None:
         self._fail(TimeoutError())
