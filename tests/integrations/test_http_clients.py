@@ -651,6 +651,24 @@ class TestD1Bodies:
             assert info.reason is Reason.SIZE
         assert site.count("/big") == 2
 
+    def test_a_large_body_that_is_not_read_to_its_end_frees_its_place(self, site: Site) -> None:
+        """A pool with `pool_block` waits for ever for a connection that is not given back."""
+        parts = (b"a" * 70_000, b"b" * 70_000, b"c" * 70_000)
+        chunked = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+        site.answers["/big"] = lambda _: SiteAnswer(
+            chunked + b"0\r\n\r\n", 200, {"Transfer-Encoding": "chunked"}
+        )
+        adapter = HTTPAdapter(pool_maxsize=1, pool_block=True)
+        options: Any = {"fresh_for": 60, "max_body": 100_000}
+        with requests.Session() as session:
+            session.mount("http://", CacheAdapter("memory://", adapter=adapter, **options))
+            with session.get(f"{site.url}/big", stream=True) as response:
+                assert next(response.iter_content(100)) == b"a" * 100
+            pools = adapter.poolmanager.pools
+            free: list[Any] = [pools[key].pool for key in pools.keys()]  # noqa: SIM118 (no mapping)
+            assert [places.qsize() for places in free] == [1]
+            assert len(session.get(f"{site.url}/big").content) == 210_000
+
     def test_a_response_that_is_not_stored_is_not_read_before_its_caller_reads_it(
         self, site: Site, make: Make
     ) -> None:

@@ -108,6 +108,7 @@ class RawBody(io.RawIOBase):
 
     def close(self) -> None:
         self._unread.close()
+        self._unread.release_conn()  # `close` alone leaves its place in the pool taken
         super().close()
 
 
