@@ -267,6 +267,24 @@ with caches[0]:
 assert threading.active_count() == 1
 """
 
+FINALIZING = """
+from stillfresh import NotOpen, SyncCache
+
+@SyncCache("memory://").cached("one", fresh_for=60)
+def one() -> int:
+    return 1
+
+class Session:
+    def __del__(self) -> None:
+        try:
+            one()
+        except NotOpen as exc:
+            print(type(exc).__name__)
+
+session = Session()
+one()
+"""
+
 
 class TestE20Exits:
     def test_the_last_cache_ends_the_loop_thread(self) -> None:
@@ -283,6 +301,12 @@ class TestE20Exits:
         with SyncCache(address) as cache:
             slow = cache.cached("slow", fresh_for=60)(slow_now)
             assert slow("hangs") == "now"
+
+    def test_a_finalizer_that_reads_at_the_exit_gets_an_error(self) -> None:
+        """No thread can be started then: the process would wait for it for ever."""
+        ended = run(FINALIZING)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert ended.stdout == "NotOpen\n"
 
     def test_a_forked_child_exits(self, tmp_path: Path) -> None:
         """By `sys.exit`, as a worker of gunicorn does."""

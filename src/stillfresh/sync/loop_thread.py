@@ -197,6 +197,9 @@ class SyncProcess:
     def enter(self, cache: Closable) -> tuple[LoopThread, bool]:
         """The loop thread, for a cache that is about to be used; True if it was not in use."""
         with self._lock:
+            if self.loop is None and sys.is_finalizing():
+                # Python has ended its threads, and would wait for ever for a new one to start.
+                raise NotOpen("Python is exiting, and a SyncCache cannot be opened any more")
             is_new = cache not in self.open
             self.open.add(cache)
             if self.loop is None:
