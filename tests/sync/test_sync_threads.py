@@ -178,10 +178,25 @@ class TestE20Errors:
     def test_a_stop_iteration_is_only_an_error(
         self, prices: SyncPrices, upstream: PlainUpstream
     ) -> None:
-        """E25: no future takes it as its exception."""
+        """E25: no future takes it as its exception, and no coroutine raises it as it is (E30)."""
         upstream.error = StopIteration()
-        with pytest.raises(LoadFailed, match="StopIteration"):
+        with pytest.raises(LoadFailed, match="loading failed: StopIteration") as failed:
             prices("a")
+        assert failed.value.__cause__ is upstream.error
+
+    def test_every_waiting_thread_gets_a_stop_iteration_as_the_cause(
+        self, prices: SyncPrices, upstream: PlainUpstream
+    ) -> None:
+        """E30: the function of one thread raises it, another thread waits."""
+        upstream.error = StopIteration()
+        with held(upstream):
+            one = Calling(prices, "a")
+            assert upstream.asked.acquire(timeout=20)
+            other = Calling(prices, "a")
+        for calling in (one, other):
+            with pytest.raises(LoadFailed) as failed:
+                calling.result()
+            assert failed.value.__cause__ is upstream.error
 
     def test_the_others_get_their_time_out_in_time(
         self, cache: SyncCache, upstream: PlainUpstream

@@ -22,6 +22,7 @@ from stillfresh.engine.keys import Spec
 from stillfresh.engine.mistakes import LARGE_VALUE
 from stillfresh.engine.model import Dropped, Loaded, Origin, Private
 from stillfresh.engine.rules import Absent
+from stillfresh.engine.threads import Raised
 from stillfresh.engine.work import CURRENT, Work
 from stillfresh.errors import (
     LONGEST_TEXT,
@@ -358,6 +359,8 @@ class Loader(Generic[K, V]):
         if self.spec.in_thread:
             call = partial(self.spec.load, list(keys)) if own is None else own
             value = await self.runtime.threads.call(call, load)
+            if isinstance(value, Raised):
+                return dict.fromkeys(keys, value.error)
         elif own is None:
             return await self.spec.load(list(keys))
         else:

@@ -376,12 +376,18 @@ class LoaderThreads:
         self._most += threads
 
     async def call(self, work: Callable[[], object], load: "Load[Any, Any]") -> object:
-        """Run the loader in a thread that waits for it, or in the pool; return its result."""
+        """Run the loader in a thread that waits for it, or in the pool; return its result.
+
+        A StopIteration is returned as `Raised`: Python makes a RuntimeError of one that leaves a
+        coroutine, and callers would look for the coroutine in a program that has none.
+        """
         here = DRIVING.call if THIS_THREAD.has_turn else None
         if here is not None and here.waits_for(load):
             load.waits_in_thread()
             try:
                 return here.run_loader(LoaderCall(work, load))
+            except StopIteration as exc:
+                return Raised(exc)
             finally:
                 load.is_in_thread = False
         job = Job(work, load)
@@ -390,7 +396,10 @@ class LoaderThreads:
             caller.ask(job, self._submit)
         else:
             self._submit(job, is_nested=not load.takes_place)
-        return await job.result()
+        outcome = await job.outcome
+        if isinstance(outcome, Raised) and not isinstance(outcome.error, StopIteration):
+            raise outcome.error
+        return outcome
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run a call of the loader that no load needs, in the pool; return its result."""
