@@ -361,6 +361,18 @@ class TestE8Tags:
         assert cache.invalidate_tag("shop") == 2
         assert cache.get_many("ab") == {}
 
+    def test_another_version_of_an_entry_keeps_the_tags(self, cache: Any) -> None:
+        """Else it would be served after the tag is invalidated."""
+        cache.set_many({"a": 1, "b": 1}, tags=["shop"])
+        assert cache.incr_version("a") == 2
+        assert asyncio.run(cache.aincr_version("b")) == 2
+        assert cache.get_many(["a", "b"]) == {}
+        assert cache.get_many(["a", "b"], version=2) == {"a": 1, "b": 1}
+        cache.invalidate_tag("shop")
+        assert cache.get_many(["a", "b"], version=2) == {}
+        with pytest.raises(ValueError, match="'a' not found"):
+            cache.incr_version("a", version=2)
+
     def test_invalidate_tag_reaches_a_running_load(self, cache: Any, make: Maker) -> None:
         """What it read before the invalidation is not kept as fresh."""
         make.gate.clear()

@@ -186,6 +186,18 @@ class StillfreshCache(BaseCache):
         update_with_its_tags(self._resource, self._key(key, version, ()), change)
         return result
 
+    def incr_version(self, key: str, delta: int = 1, version: int | None = None) -> int:
+        """Store the value under another version, with its tags; return the new version."""
+        old_version = self.version if version is None else version
+        new_version: int = old_version + delta
+        answer = self._known_answer(self.make_and_validate_key(key, version=old_version))
+        value = self._value(answer, MISSING)
+        if value is MISSING or not isinstance(answer, Answer):
+            raise ValueError(f"Key '{key}' not found")
+        self.set(key, value, version=new_version, tags=self._shared.tags(answer.value))
+        self.delete(key, version=old_version)
+        return new_version
+
     def delete(self, key: str, version: int | None = None) -> bool:
         """Delete a value. Of many callers at once, one gets True."""
         return self._resource.remove(self._key(key, version, ()))
@@ -354,6 +366,7 @@ class StillfreshCache(BaseCache):
     aadd = _as_coroutine(add)
     atouch = _as_coroutine(touch)
     aincr = _as_coroutine(incr)
+    aincr_version = _as_coroutine(incr_version)
     adelete = _as_coroutine(delete)
     adelete_many = _as_coroutine(delete_many)
     aclear = _as_coroutine(clear)
