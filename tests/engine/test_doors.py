@@ -5,8 +5,10 @@ import math
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NewType
 from uuid import UUID
@@ -288,6 +290,26 @@ class TestE15Declaration:
                 return {key: key * self.factor for key in keys}
 
         assert [await Shop(2).price(5), await Shop(3).price(5)] == [10, 15]
+
+    async def test_an_object_that_is_called_is_a_function(self, cache: Cache) -> None:
+        """Its types are those of `__call__`, not those of its fields."""
+
+        @dataclass
+        class Price:
+            sku: str = ""
+            factor: int = 2
+
+            def __call__(self, sku: int) -> int:
+                return sku * self.factor
+
+        assert await cache.cached("price", fresh_for=1)(Price())(5) == 10
+        assert await cache.cached("five", fresh_for=1)(partial(Price(), 5))() == 10
+
+    @pytest.mark.parametrize("function", [max, int, itemgetter(1)])
+    def test_a_function_of_unknown_parameters_is_refused(self, cache: Cache, function: Any) -> None:
+        """Python knows none of some functions that are written in C."""
+        with pytest.raises(ConfigError, match=r"not know the parameters of .*; write a func"):
+            cache.cached("price", fresh_for=1)(function)
 
     def test_two_resources_of_one_name_are_refused(self, cache: Cache, upstream: Upstream) -> None:
         """Whichever kind each is."""

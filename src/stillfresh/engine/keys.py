@@ -218,13 +218,25 @@ def hints_of(
     called = getattr(type(loader), "__call__", None)  # noqa: B004 (it may be async)
     if not callable(loader) or inspect.iscoroutinefunction(called):
         raise ConfigError(f"{name}: a loader is a function, async def or def, not {shown(loader)}")
-    parameters = list(inspect.signature(loader).parameters.values())
     try:
-        return type_hints(getattr(loader, "func", loader)), parameters  # a partial's function
+        parameters = list(inspect.signature(loader).parameters.values())
+    except ValueError as exc:  # of some functions that are written in C
+        raise ConfigError(
+            f"{name}: Python does not know the parameters of {shown_name(loader)}; "
+            f"write a function that calls it"
+        ) from exc
+    try:
+        return type_hints(_annotated(loader)), parameters
     except Exception as exc:
         raise ConfigError(
             f"{name}: cannot read the annotations of {shown_name(loader)}: {exc}"
         ) from exc
+
+
+def _annotated(loader: Callable[..., Any]) -> object:
+    """What has the annotations: a partial's function, or the method that calls an object."""
+    function = getattr(loader, "func", loader)
+    return function if hasattr(function, "__name__") else type(function).__call__
 
 
 def shown_name(loader: Callable[..., Any]) -> str:
