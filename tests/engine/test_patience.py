@@ -179,8 +179,28 @@ class TestE33Patience:
         with pytest.raises(ConfigError, match="other: patience"):
             cache.batched("other", fresh_for=1, patience=bad)(prices.__wrapped__)
 
+    async def test_a_wrong_duration_is_refused_while_it_is_not_needed(
+        self, prices: Prices, upstream: Upstream
+    ) -> None:
+        """Not at the first outage: there, it would be an error in place of the old copy."""
+        await prices.get("a")
+        with pytest.raises(ConfigError, match="patience: cannot read 'soon'"):
+            await prices.get("a", patience="soon")
+
 
 class TestE33Sync:
+    def test_a_wrong_duration_is_refused_while_it_is_not_needed(self) -> None:
+        """Although this thread finds the copies in memory."""
+        with SyncCache("memory://") as cache:
+            report = cache.cached("report", fresh_for="1h")(lambda: 1)
+            prices = cache.batched("price", fresh_for="1h")(lengths)
+            report()
+            prices("a")
+            with pytest.raises(ConfigError, match="patience: cannot read 'soon'"):
+                report.of().get(patience="soon")
+            with pytest.raises(ConfigError, match="patience: cannot read 'soon'"):
+                prices.get_many(["a"], patience="soon")
+
     def test_a_thread_waits_a_little_too(self) -> None:
         """The loader runs in another thread, since this one would have to wait for its end."""
         clock = ManualClock()
@@ -204,3 +224,7 @@ class TestE33Sync:
             gate.set()
             assert report(2026) == 2028
             assert ran_in[0] == threading.get_ident() != ran_in[1]
+
+
+def lengths(keys: list[str]) -> dict[str, int]:
+    return {key: len(key) for key in keys}

@@ -219,6 +219,8 @@ class Resource(Face[K, V]):
         lacks has an answer with `found` False. Raises LoadFailed if there is nothing to serve and
         the load failed.
         """
+        if patience is not None:  # a mistake in it is told now, not when the upstream is slow
+            patience = seconds(patience, name="patience")
         try:
             entry = self.entry_by_key[key]
         except KeyError:

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Never, ParamSpec, Protocol, Self, TypeVar, Unpack
 
-from stillfresh.durations import Duration
+from stillfresh.durations import Duration, seconds
 from stillfresh.engine import (
     Answer,
     Change,
@@ -213,6 +213,8 @@ class SyncResource(ThreadFace[K, V]):
         no longer for a load, and take the old copy then; the loader runs in another thread.
         `at_least`: accept nothing older than the change with this token.
         """
+        if patience is not None:  # a mistake in it is told now, not when the upstream is slow
+            patience = seconds(patience, name="patience")
         if max_age is None and at_least is None:
             answer = self.hit(key) or self.confirmed(key, waits=_may_wait())
             if answer is not None:
@@ -244,6 +246,8 @@ class SyncResource(ThreadFace[K, V]):
         at_least: str | None = None,
     ) -> dict[K, Answer[V]]:
         """Return an answer for each key. The answer of a failed load has `error`."""
+        if patience is not None:
+            patience = seconds(patience, name="patience")
         answers, others = self._split(keys, max_age, at_least)
         if isinstance(others, list) and not others:
             return answers
