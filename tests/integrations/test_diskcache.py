@@ -432,6 +432,15 @@ class TestD2Memoize:
             assert list(pool.map(ask, range(8))) == [3] * 8
         assert len(calls) == 2
 
+    def test_a_result_that_cannot_be_stored_is_refused_at_every_call(
+        self, cache: DiskCache
+    ) -> None:
+        """D2: also in the moment after the first one, when the load is in its cooldown."""
+        memoized = cache.memoize()(object)
+        for _ in range(3):
+            with pytest.raises(TypeError, match=r"object cannot be cached\. Store plain data"):
+                memoized()
+
     def test_an_exception_reaches_the_caller_and_the_function_is_called_again(
         self, cache: DiskCache
     ) -> None:

@@ -505,6 +505,8 @@ class DiskCache:
         value = function()  # it failed a moment ago, or the stored value cannot be read
         if isinstance(answer, Answer):
             self.set(key, value, expire, tag=tag)
+        else:
+            self._encode_value(value, ())  # one that cannot be stored is refused at every call
         return value
 
     # The cache itself.
