@@ -1371,6 +1371,22 @@ class TestD1Resource:
         with pytest.raises(ConfigError, match="secrets"):
             make(secrets="token")
 
+    async def test_a_client_of_the_other_kind_is_told_what_to_write(self) -> None:
+        """With `with` and without it."""
+        with pytest.raises(AttributeError, match=r"httpx.AsyncClient; write transport=CacheTransp"):
+            httpx.Client(transport=AsyncCacheTransport()).get("http://site.example")  # type: ignore[arg-type]
+        with (
+            pytest.raises(AttributeError, match=r"write transport=CacheTransport"),
+            httpx.Client(transport=AsyncCacheTransport()),  # type: ignore[arg-type]
+        ):
+            pass
+        client = httpx.AsyncClient(transport=CacheTransport())  # type: ignore[arg-type]
+        with pytest.raises(AttributeError, match=r"write transport=AsyncCacheTransport"):
+            await client.get("http://site.example")
+        with pytest.raises(AttributeError, match=r"write transport=AsyncCacheTransport"):
+            async with httpx.AsyncClient(transport=CacheTransport()):  # type: ignore[arg-type]
+                pass
+
 
 def make_name(request: pytest.FixtureRequest) -> str:
     """A name for each test on the server that all share."""

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from stillfresh.engine import Cache, CacheStats
-from stillfresh.errors import ConfigError, MissingExtra, NotOpen, shown
+from stillfresh.errors import ConfigError, MissingExtra, MissingMethod, NotOpen, shown
 from stillfresh.http.fields import Raw
 from stillfresh.http.sharing import Reason
 from stillfresh.integrations.http_cache.model import (
@@ -429,6 +429,16 @@ class CacheTransport(TransportBase):
         for transport in (self._transport, *self._transports.values()):
             if transport is not None:
                 transport.close()
+
+
+OTHER_CLIENT: Final = "{{}} is for {}; write transport={} for {}"
+"""What a client of the other kind is told. It calls the first method that it needs."""
+FOR_ASYNC: Final = OTHER_CLIENT.format("httpx.AsyncClient", "CacheTransport(…)", "httpx.Client")
+FOR_SYNC: Final = OTHER_CLIENT.format("httpx.Client", "AsyncCacheTransport(…)", "httpx.AsyncClient")
+for _method in ("handle_request", "__enter__"):
+    setattr(AsyncCacheTransport, _method, MissingMethod(FOR_ASYNC))
+for _method in ("handle_async_request", "__aenter__"):
+    setattr(CacheTransport, _method, MissingMethod(FOR_SYNC))
 
 
 def _library_of(request: object) -> ModuleType:
