@@ -1,8 +1,10 @@
 """E37: read your writes: a read with a token is no older than the change that the token names."""
 
 import asyncio
+import gc
 import logging
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,9 +24,19 @@ from stillfresh import (
 )
 from stillfresh.engine.at_least import ANYTHING, MOST_LETTERS, AtLeast, at_least_of
 from stillfresh.engine.calls import Call, Signature
+from stillfresh.engine.face import OPENS_AFTER
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Price, Prices, Upstream, declare, turns, until, version
-from tests.kit.held_store import SteppedStore
+from tests.kit.engine import (
+    Price,
+    Prices,
+    Sleeper,
+    Upstream,
+    declare,
+    turns,
+    until,
+    version,
+)
+from tests.kit.held_store import SteppedStore, cache_on
 
 LAGGING = {"memory_for": "10m", "fresh_for": "1h", "tags": lambda key: [f"shop:{key}"]}
 
@@ -368,6 +380,118 @@ async def test_a_value_of_values_that_are_made_of_an_unconfirmed_part_is_not_sto
     answer: Answer[str] = await page.of("a").get(at_least=token)
     assert answer.value == "<2 left>"
     assert await page("a") == "<2 left>"
+
+
+async def test_what_a_loader_reads_of_another_cache_is_no_older_than_the_last_change(
+    here: Cache, there: Cache, clock: ManualClock
+) -> None:
+    """E37, E29: a process has two caches; the memory of one lags, and the other's value stays."""
+    stock = {"a": 1}
+    part, _ = declare_parts(here, stock)
+    declare_parts(there, stock)
+    async with Cache("memory://", clock=clock) as pages:
+
+        @pages.cached("page", fresh_for="1h", tags=["stock"])
+        async def page(sku: str) -> str:
+            return f"{await part(sku)} left"
+
+        assert await page("a") == "1 left"
+        stock["a"] = 2
+        await there.invalidate_tag("stock")
+        await pages.invalidate_tag("stock")
+        assert await part("a") == 1
+        assert await page("a") == "2 left"
+        answer: Answer[str] = await page.of("a").get()
+        assert (answer.value, answer.verdict) == ("2 left", Verdict.FRESH)
+
+
+async def test_a_cache_that_opens_while_a_loader_of_another_runs_asks_its_store_for_it(
+    here: Cache, there: Cache, store: SteppedStore, clock: ManualClock, sleeper: Sleeper
+) -> None:
+    """E37, E29: also the reads of a resource that was declared meanwhile."""
+    stock = {"a": 1}
+    is_declared = asyncio.Event()
+    may_read = asyncio.Event()
+    parts: list[Any] = []
+    declare_parts(there, stock)
+
+    @here.cached("page", fresh_for="1h")
+    async def page(sku: str) -> str:
+        is_declared.set()
+        await may_read.wait()
+        return f"{await parts[0](sku)} left"
+
+    loading = asyncio.create_task(page("a"))
+    await is_declared.wait()
+    async with cache_on(store.inner, clock, sleeper) as late:
+        parts += declare_parts(late, stock)
+        assert await parts[0]("a") == 1
+        stock["a"] = 2
+        await there.invalidate_tag("stock")
+        assert await parts[0]("a") == 1
+        may_read.set()
+        assert await loading == "2 left"
+
+
+async def test_hits_find_memory_at_once_when_no_loader_runs(
+    here: Cache, clock: ManualClock
+) -> None:
+    """E37, E14: they look at their context while one runs, and only where memory may lag."""
+    stock = {"a": 1}
+    part, _ = declare_parts(here, stock)
+    prompt = declare(here, Upstream())
+    during: list[bool] = []
+    async with Cache("memory://", clock=clock) as pages:
+        alone, _ = declare_parts(pages, stock)
+
+        @pages.cached("page", fresh_for="1h")
+        async def page(sku: str) -> str:
+            during.extend(face.is_watched for face in (part, prompt, alone))
+            return sku
+
+        await part("a")
+        await part("a")
+        assert part.entry_by_key is not part.entries
+        for _ in range(OPENS_AFTER):
+            await part("a")
+        assert part.entry_by_key is part.entries
+        await page("a")
+    assert during == [True, False, False]
+    for _ in range(OPENS_AFTER):
+        await part("a")
+    assert part.entry_by_key is part.entries
+
+
+def test_a_block_that_the_garbage_collector_closes_while_another_one_opens_hangs_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """E37: such as that of a streamed body whose client has left."""
+    cache = Cache("memory://")
+    prices = declare(cache, Upstream())
+    stand_back = prices.stand_back
+
+    def collect_and_stand_back() -> None:
+        gc.collect()
+        stand_back()
+
+    def body() -> Iterator[None]:
+        with cache.at_least("1~c.*"):
+            yield
+
+    def open_another() -> None:
+        stream = [body()]
+        next(stream[0])
+        stream.append(stream)  # type: ignore[arg-type]
+        del stream
+        with cache.bypassed():
+            pass
+
+    monkeypatch.setattr(prices, "stand_back", collect_and_stand_back)
+    thread = threading.Thread(target=open_another, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert cache.watched_blocks == 0
 
 
 async def test_a_value_is_not_made_of_a_part_that_was_invalidated_softly(here: Cache) -> None:

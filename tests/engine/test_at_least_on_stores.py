@@ -91,3 +91,31 @@ async def test_reads_with_tokens_see_each_kind_of_change_of_another_process(
         assert version(answers["a"]) == upstream.version, change.__name__
         with there.at_least(token):
             assert (await others("a")).version == upstream.version, change.__name__
+
+
+async def test_a_value_of_one_cache_is_made_of_new_parts_of_another_cache_of_its_process(
+    address: str,
+) -> None:
+    """E37, E29: another process invalidates both; the memory of the parts lags meanwhile."""
+    stock = {"a": 1}
+
+    def declared(data: Cache, pages: Cache) -> Callable[[str], Awaitable[str]]:
+        @data.cached("part", fresh_for="1h", memory_for="10m", tags=["stock"])
+        async def part(sku: str) -> int:
+            return stock[sku]
+
+        @pages.cached("page", fresh_for="1h", memory_for="10m", tags=["stock"])
+        async def page(sku: str) -> str:
+            return f"{await part(sku)} left"
+
+        return page
+
+    async with Cache(address) as data, Cache(address) as pages, Cache(address) as other:
+        page = declared(data, pages)
+        their_page = declared(other, other)
+        assert await page("a") == "1 left"
+        stock["a"] = 2
+        token = (await other.invalidate_tag("stock")).token
+        with pages.at_least(token):
+            assert await page("a") == "2 left"
+        assert await their_page("a") == "2 left"

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from stillfresh import (
@@ -502,29 +501,31 @@ async def of_own_menus(world: World) -> None:
     """E37: a menu is made of a part, and one tag names both: it is never older than the change.
 
     Anybody may have it loaded, on a process whose memory lags, or while the part is refreshed.
+    Menus may have a cache of their own.
     """
     how = world.dice.choice([{}, {"pushes": True}, {"inline": True}])
+    are_apart = world.dice.random() < 0.5
     saved: list[Saved] = []
 
     async def app(process: Process) -> None:
         cache = process.cache(**how)
-        declared = partial(
-            cache.batched,
-            fresh_for=60,
-            stale_for=60,
-            error_for=60,
-            memory_for=20,
-            lease_for=3,
-            load_timeout=7,
-            max_batch=1,
-            tags=shops,
-        )
+        menus = process.cache(**how) if are_apart else cache
+        terms: dict[str, Any] = {
+            "fresh_for": 60,
+            "stale_for": 60,
+            "error_for": 60,
+            "memory_for": 20,
+            "lease_for": 3,
+            "load_timeout": 7,
+            "max_batch": 1,
+            "tags": shops,
+        }
 
-        @declared("part")
+        @cache.batched("part", **terms)
         async def part(ids: list[str]) -> dict[str, Version | Exception]:
             return await process.load("part", ids)
 
-        @declared("menu")
+        @menus.batched("menu", **terms)
         async def menu(ids: list[str]) -> dict[str, Version | Exception]:
             answer = await part.get(ids[0])
             results = await process.load("menu", ids)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stillfresh.engine import loads, memory
+from stillfresh.engine import Cache, loads, memory
 from stillfresh.engine import rules as engine_rules
 from stillfresh.engine.at_least import AtLeast
 from stillfresh.engine.changes import KeyChanges
@@ -21,6 +21,7 @@ from stillfresh.engine.loads import Loads
 from stillfresh.engine.memory import Memory
 from stillfresh.engine.news import News, Notices
 from stillfresh.engine.read import Reads
+from stillfresh.engine.running_loaders import RunningLoaders
 from stillfresh.engine.threads import Job
 from stillfresh.engine.watcher import Watcher
 from stillfresh.engine.work import Work
@@ -36,6 +37,7 @@ from stillfresh.systems.waiting import rules
 from stillfresh.tasks import SharedResult, Tasks
 from stillfresh.testing import Promise
 from stillfresh.testing.simulator import nodes
+from stillfresh.testing.simulator.process import Process
 from stillfresh.testing.simulator.server import FencedServer
 from stillfresh.testing.simulator.simulate import Scenario
 from stillfresh.testing.simulator.wire import LeaseRequest
@@ -479,6 +481,19 @@ def a_token_takes_the_value_of_a_load_that_ran_before(patch: pytest.MonkeyPatch)
 def a_value_is_made_of_a_part_in_memory(patch: pytest.MonkeyPatch) -> None:
     """E37: what a loader reads may lag, or is being refreshed; then the value is stored."""
     patch.setattr(Load, "is_loading", False)
+
+
+@mutant(Promise.OWN, "of_own_menus")
+def a_value_is_made_of_what_another_cache_has_in_memory(patch: pytest.MonkeyPatch) -> None:
+    """E37: a cache learns only of its own loaders, not of those of the other caches."""
+    make = Process.cache
+
+    def make_alone(self: Process, **how: bool) -> Cache:
+        cache = make(self, **how)
+        cache.running_loaders = RunningLoaders()
+        return cache
+
+    patch.setattr(Process, "cache", make_alone)
 
 
 @mutant(Promise.OWN, "of_own_pages")

@@ -4,11 +4,13 @@ import asyncio
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from stillfresh.engine.work import CURRENT
 from stillfresh.errors import LoadFailed, NotOpen, StoreError
 from stillfresh.freshness import Verdict
 from stillfresh.http.own_writes import FIELD_NAME
 from stillfresh.integrations.own_writes import ReadYourWrites
 from stillfresh.pages import IsrMiddleware, Page, PageCache, ServedPage
+from stillfresh.pages.model import App
 from stillfresh.testing import Process, Promise, Version, World
 from stillfresh.testing.simulator.ledger import Reading
 from tests.kit.asgi_client import ask, http_scope
@@ -137,8 +139,11 @@ async def of_own_pages(world: World) -> None:
     world.launch(app, 3)
 
 
-def shop(process: Process) -> ReadYourWrites:
-    """A site of which each page shows the version of one value. A POST changes it."""
+def shop(process: Process) -> App:
+    """A site of which each page shows the version of one value. A POST changes it.
+
+    It is behind a network: of the load that asks it, it knows only the request.
+    """
     cache = process.cache()
 
     @cache.batched("price", fresh_for=60, memory_for=20, lease_for=3, load_timeout=7)
@@ -163,7 +168,16 @@ def shop(process: Process) -> ReadYourWrites:
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": text})
 
-    return ReadYourWrites(app, caches=[cache])
+    site = ReadYourWrites(app, caches=[cache])
+
+    async def behind_a_network(scope: Any, receive: Any, send: Any) -> None:
+        load = CURRENT.set(None)
+        try:
+            await site(scope, receive, send)
+        finally:
+            CURRENT.reset(load)
+
+    return behind_a_network
 
 
 async def save_pages(

@@ -1,11 +1,14 @@
 """Read your writes in threads: tokens of changes, and reads that accept nothing older (E37)."""
 
+import asyncio
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from stillfresh import (
+    Cache,
     LoadFailed,
     Origin,
     SyncCache,
@@ -14,6 +17,7 @@ from stillfresh import (
     merge_tokens,
     noted_changes,
 )
+from stillfresh.engine.face import OPENS_AFTER
 from tests.kit.servers.valkey import Server
 from tests.kit.sync import Calling
 from tests.sync.conftest import place
@@ -167,6 +171,80 @@ def test_an_old_copy_is_no_answer_to_a_token(
     del stock["a"]
     with pytest.raises(LoadFailed):
         others.get("a", at_least=token)
+
+
+def test_what_a_loader_reads_of_another_cache_is_no_older_than_the_last_change(
+    caches: tuple[SyncCache, SyncCache], stock: dict[str, int]
+) -> None:
+    """E37, E29: a process has two caches; one memory lags, and the other cache's value stays."""
+    here, there = caches
+    others = declared(there, stock)
+    mine = declared(here, stock)
+    with SyncCache("memory://") as pages:
+
+        @pages.cached("page", fresh_for="1h")
+        def page(sku: str) -> str:
+            return f"{mine(sku)} left"
+
+        assert page("a") == "1 left"
+        assert mine("a") == 1
+        stock["a"] = 2
+        others.invalidate("a")
+        page.of("a").invalidate()
+        assert page("a") == "2 left"
+
+
+async def test_a_loader_of_an_async_cache_reads_nothing_old_of_a_sync_one(
+    caches: tuple[SyncCache, SyncCache], stock: dict[str, int]
+) -> None:
+    """E37, E29: it runs in a thread, for another event loop."""
+    here, there = caches
+    others = declared(there, stock)
+    mine = declared(here, stock)
+    async with Cache("memory://") as pages:
+
+        @pages.cached("page", fresh_for="1h")
+        def page(sku: str) -> str:
+            return f"{mine(sku)} left"
+
+        assert await page("a") == "1 left"
+        assert await asyncio.to_thread(mine, "a") == 1
+        stock["a"] = 2
+        await asyncio.to_thread(others.invalidate, "a")
+        await page.of("a").invalidate()
+        assert await page("a") == "2 left"
+
+
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+)
+def test_a_child_that_is_forked_while_a_loader_runs_looks_at_nothing(
+    valkey: Server, stock: dict[str, int]
+) -> None:
+    """E37, E14: the loader runs in the parent, and another thread may just have begun one."""
+    cache = SyncCache(valkey.url())
+    numbers = declared(cache, stock)
+    may_end = threading.Event()
+
+    @cache.cached("slow", fresh_for="1h")
+    def slow(sku: str) -> str:
+        begun.set()
+        assert may_end.wait(20)
+        return sku
+
+    begun = threading.Event()
+    with cache:
+        numbers("a")
+        loading = Calling(lambda: slow("a"))
+        assert begun.wait(20)
+        if (child := os.fork()) == 0:
+            for _ in range(OPENS_AFTER + 2):
+                numbers("a")
+            os._exit(0 if numbers.entry_by_key is numbers.entries else 1)
+        _, status = os.waitpid(child, 0)
+        may_end.set()
+        assert loading.result() == "a"
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 @pytest.mark.filterwarnings(

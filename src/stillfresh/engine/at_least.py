@@ -18,11 +18,11 @@ its own. A copy that was invalidated is no answer, not even if loading fails or 
 refreshed: it may be the one from before the change. A load that runs already may have begun
 before the change, so the reader waits for the next one, which finds what the first one stored.
 
-What a loader reads is read in the same way, whoever the load is for. Otherwise a value could be
-made of a copy that memory has kept too long, or that is being refreshed, and be stored after the
-change that concerns both: fresh for everybody, and older than the change. There is one difference:
-if no reader with a token waits for the load, memory answers while the store cannot be asked, so
-that an outage costs no more loads than without.
+What a loader reads, of its own cache or of another one, is read in the same way, whoever the load
+is for. Otherwise a value could be made of a copy that memory has kept too long, or that is being
+refreshed, and be stored after the change that concerns both: fresh for everybody, and older than
+the change. There is one difference: if no reader with a token waits for the load, memory answers
+while the store cannot be asked, so that an outage costs no more loads than without.
 
 `reading` opens a block in which all reads of the task, or of the thread, have a token. While such a
 block is open, the public objects look at the context of each read before they answer from memory;

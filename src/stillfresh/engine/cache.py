@@ -529,7 +529,6 @@ class Cache(Lifecycle):
             if before is None or place is None or before.place != place:
                 raise self._taken(kind)
             del self.cores[kind]
-            self.note_lagging()
             core.retire()
         old_objects = [] if before is None else before.objects
         self._declared[kind] = Declaration(place, [], old_objects)
@@ -573,7 +572,6 @@ class Cache(Lifecycle):
         memory: Memory[H, V] = Memory(spec, self.clock, private=self.is_private or private)
         core = Core(spec, self, memory, text=text, key=key)
         self.cores[spec.kind] = core
-        self.note_lagging()
         if self.opened is not None:
             core.open(self.opened)
         resource = resource_of(core)

@@ -110,6 +110,7 @@ class Core(Generic[K, V]):
         if runtime.news is not None and self.spec.memory_for:
             runtime.news.want()
         self.begin_anew(runtime)
+        self._show_memory()  # loaders may have begun and ended while the cache was closed
         if memory.counts.truth is not None and not self.is_apart:
             memory.counts.truth.open(runtime)
         if memory.is_private:

@@ -6,7 +6,7 @@ So do reads inside a block of `at_least()`, and a loader's reads of what memory 
 """
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stillfresh.engine.at_least import demanded
 from stillfresh.errors import shown
@@ -19,20 +19,39 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 N = TypeVar("N", bound=Hashable)
 
+OPENS_AFTER: Final = 16
+"""Reads in quiet. To open a face, and to close it for the next load, takes as long as so many looks
+at the context."""
+
 
 class EntriesOutsideBlocks(Generic[N, K, V]):
     """The entries of memory by some name, but none for code in `at_least()` or in a loader."""
 
-    def __init__(self, entries: "dict[N, Entry[K, V]]") -> None:
+    def __init__(self, face: "Face[K, V]", entries: "dict[N, Entry[K, V]]") -> None:
+        self._face = face
+        self._owner = face.core.owner
+        self._loaders = face.core.owner.running_loaders
         self._entries = entries
+        self._quiet = 0
+        """Reads while no loader ran and no block was open."""
 
     def __getitem__(self, name: N) -> "Entry[K, V]":
         if demanded() is not None:
             raise KeyError(name)
+        if not self._loaders.are_some and not self._owner.watched_blocks:
+            self._quiet += 1
+            if self._quiet >= OPENS_AFTER:
+                self._face.stand_back()
         return self._entries[name]
 
     def get(self, name: N) -> "Entry[K, V] | None":
-        return None if demanded() is not None else self._entries.get(name)
+        if demanded() is not None:
+            return None
+        if not self._loaders.are_some and not self._owner.watched_blocks:
+            self._quiet += 1
+            if self._quiet >= OPENS_AFTER:
+                self._face.stand_back()
+        return self._entries.get(name)
 
 
 class Face(Generic[K, V]):
@@ -51,15 +70,22 @@ class Face(Generic[K, V]):
     def stand_back(self) -> None:
         """Leave every read to the core while a block is open that only the core knows.
 
-        Blocks of `at_least()` concern only the reads inside them, and loaders only what they read:
-        the others go on using memory.
+        Blocks of `at_least()` concern only the reads inside them, and loaders, of whatever cache,
+        only what they read: the others go on using memory.
         """
         owner = self.core.owner
-        self.entries = {} if owner.blocks else self.core.memory.entries
-        self.entry_by_key: dict[K, Entry[K, V]] | EntriesOutsideBlocks[K, K, V] = self.entries
-        """What reads take entries from."""
-        if self.is_watched:
-            self.entry_by_key = EntriesOutsideBlocks(self.entries)
+        loaders = owner.running_loaders
+        with loaders.lock:
+            entries: dict[K, Entry[K, V]] = {} if owner.blocks else self.core.memory.entries
+            self.entries = entries
+            self.entry_by_key: dict[K, Entry[K, V]] | EntriesOutsideBlocks[K, K, V]
+            """What reads take entries from. Set once: other threads may read now."""
+            if self.is_watched:
+                self.entry_by_key = EntriesOutsideBlocks(self, entries)
+            else:
+                self.entry_by_key = entries
+                if self.core.memory_may_lag:
+                    loaders.note_open(self)
 
     @property
     def is_watched(self) -> bool:
@@ -67,7 +93,7 @@ class Face(Generic[K, V]):
         owner = self.core.owner
         if owner.watched_blocks:
             return True
-        return owner.running_loaders > 0 and self.core.memory_may_lag
+        return owner.running_loaders.are_some and self.core.memory_may_lag
 
     def __repr__(self) -> str:
         name = getattr(self, "__qualname__", None)

@@ -57,12 +57,12 @@ class CachedFunction(Face[Call[P], V], Generic[P, V]):
         like_function(self, function, signature.shown)
 
     def stand_back(self) -> None:
-        super().stand_back()
         owner = self.core.owner
-        entries = {} if owner.blocks else self._noted
-        self._by_arguments: ByArguments[P, V] = entries
-        if self.is_watched:
-            self._by_arguments = EntriesOutsideBlocks(entries)
+        with owner.running_loaders.lock:
+            super().stand_back()
+            entries = {} if owner.blocks else self._noted
+            self._by_arguments: ByArguments[P, V]
+            self._by_arguments = EntriesOutsideBlocks(self, entries) if self.is_watched else entries
 
     def _note(self, args: Arguments, entry: Entry[Call[P], V]) -> None:
         """Remember the entry of these arguments for the next call."""

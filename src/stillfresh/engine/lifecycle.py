@@ -20,7 +20,6 @@ refuse all calls, or begin again with a new store.
 import asyncio
 import logging
 import sys
-import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
@@ -32,6 +31,7 @@ from stillfresh.engine.counts import CacheStats, Lag
 from stillfresh.engine.fence import FenceClock
 from stillfresh.engine.model import Hook
 from stillfresh.engine.news import News
+from stillfresh.engine.running_loaders import RUNNING_LOADERS
 from stillfresh.engine.runtime import Runtime
 from stillfresh.engine.spans import Stopwatch, Timing
 from stillfresh.errors import NotOpen, StillfreshError, StoreError, cannot_be_pickled
@@ -86,10 +86,8 @@ class Lifecycle:
         """Open blocks of `bypassed()` and `recording()`, in any task."""
         self.watched_blocks = 0
         """Open blocks of `at_least()`, in any task."""
-        self.running_loaders = 0
-        self._lagging: list[Core[Any, Any]] = []
-        """The resources with `memory_for`: a loader's reads of them ask the store."""
-        self._blocks_lock = threading.Lock()  # threads open blocks, too
+        self.running_loaders = RUNNING_LOADERS
+        """Of all caches of this process."""
         self.passing_on: list[Callable[[BaseException], bool]] = []
         """Each says of an exception of a loader whether callers get it as it is."""
         self.recording_to: RecordingBlock | None = None
@@ -120,31 +118,13 @@ class Lifecycle:
 
     def count_blocks(self, opened: int, watched: int) -> None:
         """So many blocks of both kinds were opened, or closed if it is negative."""
-        with self._blocks_lock:
+        with self.running_loaders.lock:  # threads open blocks, too
             before = (self.blocks > 0, self.watched_blocks > 0)
             self.blocks += opened
             self.watched_blocks += watched
             if before == (self.blocks > 0, self.watched_blocks > 0):
                 return
             for core in tuple(self.cores.values()):
-                for face in core.faces:
-                    face.stand_back()
-
-    def note_lagging(self) -> None:
-        """Resources were declared or replaced."""
-        self._lagging = [core for core in self.cores.values() if core.spec.memory_for > 0]
-
-    def count_loaders(self, begun: int) -> None:
-        """So many loaders have begun, or ended if it is negative: what they read may not lag.
-
-        Called on the loop, or by the thread that has its turn: by one at a time.
-        """
-        was_running = self.running_loaders > 0
-        self.running_loaders += begun
-        if not self._lagging or was_running == (self.running_loaders > 0):
-            return
-        with self._blocks_lock:
-            for core in self._lagging:
                 for face in core.faces:
                     face.stand_back()
 
@@ -297,7 +277,7 @@ class Lifecycle:
         is_left = self._is_left or self._loop is not None
         if not is_live and not (is_left and not self._is_loop_free):
             return
-        self._blocks_lock = threading.Lock()  # another thread of the parent may have held it
+        self.running_loaders.forked()
         for core in self.cores.values():
             core.leave()
         if self.new_store is None:
@@ -365,6 +345,7 @@ class Lifecycle:
     async def _stay(self) -> None:
         """Start a generator, which `asyncio.run` closes as the loop ends: that closes the cache."""
         tell_of_forks(self)
+        tell_of_forks(self.running_loaders)
         if sys.get_asyncgen_hooks().finalizer is not None and not self._is_ended_loop():
             self._keeper = self._until_the_loop_ends()
             await anext(self._keeper)

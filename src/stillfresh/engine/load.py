@@ -460,9 +460,9 @@ class Load(Struct, Generic[K, V], eq=False):
         """The result of each key. If the cache closes meanwhile, release the leases."""
         loader = self.loads.loader
         self.called_at = loader.runtime.clock()
-        owner = self.loads.core.owner
-        owner.count_loaders(1)
+        running_loaders = self.loads.core.owner.running_loaders
         try:
+            running_loaders.begin(id(self))
             results = await loader.results(self, self.leases)
         except (asyncio.CancelledError, Exception):
             leases = self.leases
@@ -471,7 +471,7 @@ class Load(Struct, Generic[K, V], eq=False):
                 await self.loads.loader.release(list(leases.values()), {})
             raise
         finally:
-            owner.count_loaders(-1)
+            running_loaders.end(id(self))
         self._record(results)
         return results
 
