@@ -211,6 +211,23 @@ async def test_all_reads_inside_a_block_have_its_token(
     assert await visiting == 2
 
 
+async def test_a_peek_with_the_token_of_another_process_says_that_nobody_has_confirmed_it(
+    here: Cache, there: Cache, mine: Prices, others: Prices
+) -> None:
+    """E37, E29: it may not wait for the store. Memory vouches for the changes of its own cache."""
+    await others.get("a")
+    token = await mine.invalidate("a")
+    with there.at_least(token):
+        answer = others.peek("a")
+    assert answer is not None
+    assert (answer.verdict, answer.unverified) == (Verdict.STALE, True)
+    await others.put("b", Price("b", 1))
+    with there.at_least((await others.put("c", Price("c", 1))).token):
+        answer = others.peek("b")
+    assert answer is not None
+    assert (answer.verdict, answer.unverified) == (Verdict.FRESH, False)
+
+
 async def test_a_cached_function_inside_a_block_reads_with_the_token(
     here: Cache, there: Cache
 ) -> None:

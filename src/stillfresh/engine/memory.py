@@ -261,10 +261,13 @@ class Memory(Generic[K, V]):
             return entry.answer
         return entry.answer.with_error(self.failure_error(entry.key, failure, now))
 
-    def peek(self, key: K, confirms: Callable[[Copy], bool]) -> Answer[V] | None:
+    def peek(
+        self, key: K, confirms: Callable[[Copy], bool], *, may_lag: bool = True
+    ) -> Answer[V] | None:
         """The entry in memory, with its verdict of now; not counted as a read.
 
         `confirms`: whether the store still has this copy, if that can be said without waiting.
+        `may_lag`: False if nothing else vouches for it.
         """
         entry = self.entries.get(key)
         if entry is None:
@@ -272,9 +275,10 @@ class Memory(Generic[K, V]):
         answer = entry.answer
         copy = entry.copy
         now = self.now()
-        if copy is None or answer is None or now < entry.until:
+        vouches = may_lag or self.is_private
+        if copy is None or answer is None or (vouches and now < entry.until):
             return answer  # None: a thread looks while the loop drops the entry
-        if now < entry.trouble.old_until:
+        if vouches and now < entry.trouble.old_until:
             return self._with_error(entry, now)
         verdict = verdict_of(copy, now)
         if verdict is Verdict.GONE:
@@ -283,7 +287,7 @@ class Memory(Generic[K, V]):
         failure = entry.trouble.failure
         if verdict is not FRESH and failure is not None:
             error = self.failure_error(key, failure, now)
-        if self.is_private or now < self._vouched_until(entry) or confirms(copy):
+        if self.is_private or (vouches and now < self._vouched_until(entry)) or confirms(copy):
             return self.new_answer(copy, answer.value, verdict, Origin.MEMORY, error)
         verdict = without_store(verdict)
         value = answer.value

@@ -523,7 +523,9 @@ class Reads(Generic[K, V]):
             id_ = self._names.text(key)
             return self._core.store_reads.is_unchanged(runtime.read_now, id_, copy)
 
-        return self._memory.peek(key, confirms)
+        at_least = demanded()
+        may_lag = at_least is None or at_least.is_only_by(self._owner.maker)
+        return self._memory.peek(key, confirms, may_lag=may_lag)
 
 
 class EarlierRead(NamedTuple):

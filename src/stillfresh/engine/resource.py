@@ -348,7 +348,8 @@ class Resource(Face[K, V]):
         """Return what memory holds, or None. No await, no load.
 
         It is FRESH only if that is known without waiting: within `memory_for`, by push, or from a
-        store that is read inline. Otherwise it is STALE at best, with `unverified`.
+        store that is read inline. Otherwise it is STALE at best, with `unverified`. For a token of
+        another cache (`at_least`), and in a loader, only such a store says so.
         """
         try:
             entry = self.entry_by_key.get(key)
