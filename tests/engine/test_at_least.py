@@ -422,6 +422,28 @@ async def test_what_a_loader_reads_of_another_cache_is_no_older_than_the_last_ch
         assert (answer.value, answer.verdict) == ("2 left", Verdict.FRESH)
 
 
+async def test_an_outage_of_the_store_of_parts_costs_no_more_loads_of_another_caches_values(
+    here: Cache, store: SteppedStore, clock: ManualClock
+) -> None:
+    """E29: within `memory_for`; the store of the values is there, and takes them."""
+    stock = {"a": 1}
+    loaded: list[str] = []
+    part, _ = declare_parts(here, stock)
+    async with Cache("memory://", clock=clock) as pages:
+
+        @pages.cached("page", fresh_for="1h")
+        async def page(sku: str) -> str:
+            loaded.append(sku)
+            return f"{await part(sku)} left"
+
+        await part("a")
+        store.broken.add("read")
+        for _ in range(10):
+            assert await page("a") == "1 left"
+            clock.advance(1)
+    assert loaded == ["a"]
+
+
 async def test_a_cache_that_opens_while_a_loader_of_another_runs_asks_its_store_for_it(
     here: Cache, there: Cache, store: SteppedStore, clock: ManualClock, sleeper: Sleeper
 ) -> None:

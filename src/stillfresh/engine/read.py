@@ -13,7 +13,7 @@ memory answers; those keys are named as `unread`.
 
 import asyncio
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.engine import rules
@@ -35,6 +35,7 @@ from stillfresh.turns import THIS_THREAD
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
+    from stillfresh.engine.load import Load
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -606,7 +607,9 @@ class StoreReads(Generic[K, V]):
             else:  # memory may have got some meanwhile
                 copies |= {id_: entries[key].copy for key, id_ in lost.items() if key in entries}
             load = CURRENT.get()
-            if load is not None and any(id_ in copies for id_ in lost.values()):
+            if load is not None and any(
+                id_ in copies and not self._is_enough_for(load, key) for key, id_ in lost.items()
+            ):
                 load.has_unverified_parts = True
             failing = self._memory.counts.failing
             for id_ in lost.values():
@@ -614,6 +617,17 @@ class StoreReads(Generic[K, V]):
                 if id_ in copies or id_ in failing:
                     records[id_] = Record(copies.get(id_), failure=failing.get(id_))
         return records
+
+    def _is_enough_for(self, load: "Load[Any, Any]", key: K) -> bool:
+        """True if a value that is made of memory's copy may be stored, although the store is away.
+
+        Only the value of another cache, within `memory_for`. Its own store may be there: if it took
+        no value, each read would load it again for as long as this store is away.
+        """
+        entry = self._memory.entries.get(key)
+        if entry is None or load.loads.core.owner is self._core.owner:
+            return False
+        return self._memory.is_trusted(entry, self._memory.now())
 
     async def _ask_in_this_turn(
         self,
