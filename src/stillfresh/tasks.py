@@ -59,17 +59,25 @@ class Tasks:
 
     def begin(
         self, work: Coroutine[Any, Any, Any], context: Context, *, waits: bool = False
-    ) -> "EagerTask":
+    ) -> "EagerTask | None":
         """Start a task that closing waits for. Its first step runs before this returns.
 
-        It may have ended by then. `waits`: its first step runs in the next turn of the loop.
+        None: it has ended in that step. If not, its work must call `is_ending` in its last one.
+        `waits`: its first step runs in the next turn of the loop.
         """
         loop = asyncio.get_running_loop()
         task = EagerTask(work, loop, context, waits=waits)
-        if not task.done():
-            self._awaited.add(task)
-            task.add_done_callback(self._awaited.discard)
+        if task.done():
+            return None
+        self._awaited.add(task)
         return task
+
+    def is_ending(self, task: "EagerTask") -> None:
+        """This is the last step of a task that `begin` has started: closing need not wait for it.
+
+        A done-callback would take a call in the next turn of the loop.
+        """
+        self._awaited.discard(task)
 
     def cancel(self) -> None:
         """Cancel the tasks that closing cancels."""

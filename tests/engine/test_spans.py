@@ -78,7 +78,7 @@ class TestG14Times:
     ) -> None:
         """Each in its bucket, with the sum; in `stats()` and as Prometheus reads it."""
         ticks = ManualClock()
-        for module in ("spans", "loader"):
+        for module in ("spans", "load"):
             monkeypatch.setattr(f"stillfresh.engine.{module}.ticks", ticks)
 
         class Slow(SteppedStore):

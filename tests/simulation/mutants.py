@@ -113,9 +113,10 @@ def the_fence_does_not_advance_when_a_load_begins(patch: pytest.MonkeyPatch) -> 
 
     def begin(self: Load[Any, Any], works: Any) -> None:
         for work in works:
+            work.load = self
             work.began = self.loads.fence.clock.now
 
-    patch.setattr(Load, "_begin", begin)
+    patch.setattr(Load, "begin", begin)
 
 
 @mutant(Promise.FRESH, "on_slow_answers")
@@ -283,7 +284,7 @@ def a_lease_is_given_while_it_is_held(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(Promise.LOAD, "over_a_network")
 def a_failed_load_is_tried_again_under_its_lease(patch: pytest.MonkeyPatch) -> None:
-    before = Loader._call
+    before = Loader.call
 
     async def call(self: Loader[Any, Any], load: Any) -> Any:
         results = await before(self, load)
@@ -291,7 +292,7 @@ def a_failed_load_is_tried_again_under_its_lease(patch: pytest.MonkeyPatch) -> N
             results = await before(self, load)
         return results
 
-    patch.setattr(Loader, "_call", call)
+    patch.setattr(Loader, "call", call)
 
 
 @mutant(Promise.LOAD, "on_a_file")

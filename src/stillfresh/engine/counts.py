@@ -10,6 +10,7 @@ there are many. Every other read is counted with its own age.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from stillfresh.bounded import BoundedDict
-from stillfresh.engine.entry import NEVER, Entry
+from stillfresh.engine.entry import Entry
 from stillfresh.engine.model import HITS, Answer, Origin, Outcome
 from stillfresh.engine.rules import AGE_BUCKETS, LONGEST_COOLDOWN, age_bucket
 from stillfresh.engine.rules_objective import Objective
@@ -273,31 +274,31 @@ class ReadCounts:
         ages.buckets[age_bucket(age, self._bounds)] += 1
         ages.total += age
 
+    def note_failed(self, error: LoadFailed) -> None:
+        """Count a read that failed: it is GONE, and has no age."""
+        if isinstance(error, RaisedByLoader):  # an answer, as an absence is
+            self._reads[Origin.LOADED][Verdict.FRESH] += 1
+            self._ages.buckets[0] += 1
+        else:
+            self._reads[Origin.LOADED][Verdict.GONE] += 1
+
     def note_all(self, outcomes: Iterable[tuple[object, Outcome[Any]]], now: float) -> None:
-        """Count reads that left memory, by key. One that failed is GONE, and has no age."""
-        reads = self._reads
-        ages = self._ages
-        fetched_at = NEVER
-        age = 0.0
-        bucket = 0
+        """Count reads that left memory, by key."""
+        read: list[tuple[Origin, Verdict, float]] = []
         sampler = self.sampler
         for key, outcome in outcomes:
+            if isinstance(outcome, LoadFailed):
+                self.note_failed(outcome)
+                continue
             if sampler is not None:
                 sampler.note(key, outcome, now)
-            if isinstance(outcome, LoadFailed):
-                if isinstance(outcome, RaisedByLoader):  # an answer, as an absence is
-                    reads[Origin.LOADED][Verdict.FRESH] += 1
-                    ages.buckets[0] += 1
-                else:
-                    reads[Origin.LOADED][Verdict.GONE] += 1
-                continue
-            if outcome.fetched_at != fetched_at:  # copies that were loaded together share it
-                fetched_at = outcome.fetched_at
-                age = age_of(fetched_at, now)
-                bucket = age_bucket(age, self._bounds)
-            reads[outcome.origin][outcome.verdict] += 1
-            ages.buckets[bucket] += 1
-            ages.total += age
+            read.append((outcome.origin, outcome.verdict, outcome.fetched_at))
+        ages = self._ages
+        for (origin, verdict, fetched_at), number in Counter(read).items():  # mostly one
+            age = age_of(fetched_at, now)
+            self._reads[origin][verdict] += number
+            ages.buckets[age_bucket(age, self._bounds)] += number
+            ages.total += number * age
 
     def add(self, other: "ReadCounts") -> None:
         """Add the counts of another thread."""

@@ -20,7 +20,7 @@ from typing import (
 from stillfresh.engine.calls import Call, Signature
 from stillfresh.engine.entry import Entry
 from stillfresh.engine.face import EntriesOutsideBlocks, Face
-from stillfresh.engine.model import Answer, Loaded
+from stillfresh.engine.model import Answer, Loaded, Outcome
 from stillfresh.engine.resource import (
     Handle,
     Resource,
@@ -125,18 +125,21 @@ class Function(CachedFunction[P, V]):
                 known = self.core.reads.from_entry(entry.key, entry, clock())
                 if known is not None:
                     return found(known, args)
-        return found(await self.get(*args, **kwargs), args)
+        return found(answer_or_raise(await self._read(*args, **kwargs)), args)
 
     async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
         """Return the answer of a call with these arguments. For a `max_age`, use `of(...).get`."""
+        return answer_or_raise(await self._read(*args, **kwargs))
+
+    def _read(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Outcome[V]]:
+        """The read of the entry that these arguments name; no coroutine around another."""
         call = self.signature.call(*args, **kwargs)
         entry = self.entry_by_key.get(call)
         if entry is None:
-            patience = self.core.spec.patience
-            return answer_or_raise(await self.core.reads.answer(call, FOR_EVER, patience))
+            return self.core.reads.answer(call, FOR_EVER, self.core.spec.patience)
         if not kwargs and self.signature.is_plain:
             self._note(args, entry)
-        return await self.resource.get(call)
+        return self.resource.get(call)
 
     async def invalidate_all(self, *, soft: bool = False) -> int:
         """Invalidate the entries of all arguments, in all processes; return how many there are.

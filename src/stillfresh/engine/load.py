@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from msgspec import Struct
 
+from stillfresh.clock import monotonic as ticks
 from stillfresh.engine import rules
 from stillfresh.engine.entry import NEVER
 from stillfresh.engine.load_states import (
@@ -50,7 +51,7 @@ from stillfresh.engine.threads import note_interruption
 from stillfresh.engine.work import NOT_SENT, Waiter, Work
 from stillfresh.errors import LoadFailed, RaisedByLoader
 from stillfresh.freshness import Verdict
-from stillfresh.stores.contract import Copy, Failure, Held, LateTags, Lease, Newer, Record
+from stillfresh.stores.contract import Copy, Failure, Held, Lease, Newer, Record
 from stillfresh.tasks import EagerTask, forget_cancellations, hide_from_run, show_to_run
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ T = TypeVar("T")
 
 SHORTEST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0  # seconds between two looks at another process's load
+BY_THIS_CALL: Final = Origin.LOADED  # global names, as in `rules.FRESH`
+BY_ANOTHER: Final = Origin.ANOTHER
 
 logger = logging.getLogger(__name__)
 
@@ -93,10 +96,6 @@ class Load(Struct, Generic[K, V], eq=False):
     """The keys of other loads that its loader waits for, by the call that does."""
     threads: "dict[object, Load[Any, Any]]" = {}
     """Loads that run on the stack of its loader's thread: it can end only after them."""
-
-    def __post_init__(self) -> None:
-        for work in self.works:
-            work.load = self
 
     @property
     def has_token(self) -> bool:
@@ -146,6 +145,9 @@ class Load(Struct, Generic[K, V], eq=False):
                 raise
         finally:
             self.loads.finish(self)
+            if self.task is not None:
+                self.loads.loader.runtime.is_ending(self.task)
+                self.task = None
             if not self.is_over:  # or `end_late` still tells its callers
                 self._forget()
         if self.interruption is not None:
@@ -165,7 +167,6 @@ class Load(Struct, Generic[K, V], eq=False):
         """Leave what leads back to this load: the garbage collector shall have nothing to free."""
         self.works = []
         self.guard = None
-        self.task = None
 
     def waits_in_thread(self) -> None:
         """The thread that runs it waits for its loader now."""
@@ -243,19 +244,16 @@ class Load(Struct, Generic[K, V], eq=False):
         self._end(self.works, {work.id: failed for work in self.works})
         self.loads.flush_soon()
 
-    def begin(self) -> "Load[K, V]":
-        """Its keys begin now. A load that follows another process begins anew at each look."""
-        self._begin(self.works)
-        return self
-
-    def _begin(self, works: Iterable[Work[K, V]]) -> None:
+    def begin(self, works: Iterable[Work[K, V]]) -> None:
         """Draw the line: callers up to now are EARLY, and changes up to now are in the result.
 
-        The fence advances, so that callers that join later have a greater number.
+        The fence advances, so that callers that join later have a greater number. A load that
+        follows another process begins anew at each look.
         """
         clock = self.loads.fence.clock
         began = clock.now
         for work in works:
+            work.load = self
             work.began = began
         clock.advance()
 
@@ -284,21 +282,20 @@ class Load(Struct, Generic[K, V], eq=False):
         mine: list[Work[K, V]] = []
         held: list[Work[K, V]] = []
         for work in self.works:
-            match grants.get(work.id):
-                case Lease() as lease:
-                    leases[work.id] = lease
-                    mine.append(work)
-                case Newer(record):
-                    self._look(work, record, asked)
-                case Held():
-                    held.append(work)
-                case _:
-                    if work.leased and not work.waiters:
-                        self.loads.drop(work)  # a refresh that is of no use without a lease
-                    else:
-                        work.is_blind = True
-                        self._begin([work])  # the loader is called only now
-                        mine.append(work)
+            grant = grants.get(work.id)
+            if type(grant) is Lease:  # `isinstance` and `match` take longer, for a struct
+                leases[work.id] = grant
+                mine.append(work)
+            elif type(grant) is Newer:
+                self._look(work, grant.record, asked)
+            elif type(grant) is Held:
+                held.append(work)
+            elif work.leased and not work.waiters:
+                self.loads.drop(work)  # a refresh that is of no use without a lease
+            else:
+                work.is_blind = True
+                self.begin([work])  # the loader is called only now
+                mine.append(work)
         if held:
             self.loads.follow(self._follower_of(held))
         self.works = mine
@@ -311,6 +308,8 @@ class Load(Struct, Generic[K, V], eq=False):
     def _follower_of(self, works: list[Work[K, V]]) -> "Load[K, V]":
         """A load that follows another process, which loads these keys."""
         follower = Load(self.loads, works)
+        for work in works:
+            work.load = follower
         follower._step(LoadEvent.DENY)
         return follower
 
@@ -363,7 +362,7 @@ class Load(Struct, Generic[K, V], eq=False):
         self._step(LoadEvent.LOOK)
         # What the store says now is new enough for all callers that wait now, and for all changes
         # that this process has made until now.
-        self._begin(self.works)
+        self.begin(self.works)
         asked = self.loads.memory.asked_now()
         # If this fails: ask for the lease again, and load without one if that fails too.
         records = await self.loads.loader.read([work.id for work in self.works]) or {}
@@ -460,10 +459,13 @@ class Load(Struct, Generic[K, V], eq=False):
         """The result of each key. If the cache closes meanwhile, release the leases."""
         loader = self.loads.loader
         self.called_at = loader.runtime.clock()
-        running_loaders = self.loads.core.owner.running_loaders
+        loader.count_call(self.works)
+        owner = self.loads.core.owner
+        began = ticks()
         try:
-            running_loaders.begin(id(self))
-            results = await loader.results(self, self.leases)
+            owner.running_loaders.begin(id(self))
+            values = await loader.call(self)
+            results = loader.results(self, values, ticks() - began)
         except (asyncio.CancelledError, Exception):
             leases = self.leases
             self.leases = {}
@@ -471,8 +473,9 @@ class Load(Struct, Generic[K, V], eq=False):
                 await self.loads.loader.release(list(leases.values()), {})
             raise
         finally:
-            running_loaders.end(id(self))
-        self._record(results)
+            owner.running_loaders.end(id(self))
+        if owner.recording_to is not None:
+            self._record(results)
         return results
 
     def _record(self, results: dict[str, LoadResult[V]]) -> None:
@@ -498,7 +501,16 @@ class Load(Struct, Generic[K, V], eq=False):
                 if result.tags is not None:
                     late[id_] = result.tags
         asked = self.loads.memory.asked_now()
-        superseded = await self._send(copies, late)
+        try:
+            superseded = await self.loads.loader.publish(copies, late)
+        except asyncio.CancelledError:
+            task = cast("EagerTask", asyncio.current_task())
+            if self.is_ended(task):
+                raise
+            # The loader has left something that cancels its task, which is this one. The load goes
+            # on: the values count as not stored, and the leases are released.
+            await forget_cancellations(task)
+            superseded = None
         answered_for: Container[str] = copies if superseded is not None else ()
         if superseded is None or len(copies) < len(leases):  # some leases are left
             refused = [
@@ -535,23 +547,6 @@ class Load(Struct, Generic[K, V], eq=False):
             if work.key not in step.changed:  # but by this load itself
                 work.began = self.loads.fence.clock.now
 
-    async def _send(
-        self, copies: dict[str, tuple[Lease, Copy]], late: LateTags
-    ) -> Container[str] | None:
-        """Publish, and return the superseded ids; None if the store did not answer.
-
-        The loader may have left something that cancels its task, which is this one. That does not
-        end the load: the values count as not stored, and the leases are released.
-        """
-        try:
-            return await self.loads.loader.publish(copies, late)
-        except asyncio.CancelledError:
-            task = cast("EagerTask", asyncio.current_task())
-            if self.is_ended(task):
-                raise
-            await forget_cancellations(task)
-            return None
-
     # 4. The callers.
 
     def _end(
@@ -583,7 +578,7 @@ class Load(Struct, Generic[K, V], eq=False):
                     self.loads.memory.forget_failure(work.key)
                 how = SUPERSEDED if id_ in superseded else LOADED
                 if outlook is None or copy.policy is not outlook.policy:
-                    outlook = self.loads.memory.outlook(copy, now)
+                    outlook = rules.outlook_of(copy, now)
                     if self.span is not None:
                         noted(self.span, outlook.at_arrival)
                 confirmed = asked if id_ in answered_for else None
@@ -621,7 +616,7 @@ class Load(Struct, Generic[K, V], eq=False):
         found = copy.value is not None
         at = copy.fetched_at
         clock = memory.now
-        origin = Origin.LOADED
+        origin = BY_THIS_CALL
         not_stored: RefreshEnd | None = None
         if ended.is_overtaken:
             not_stored = RefreshEnd.SUPERSEDED
@@ -640,7 +635,7 @@ class Load(Struct, Generic[K, V], eq=False):
             if self.has_unverified_parts and waiter.outer is not None:
                 waiter.outer.has_unverified_parts = True
             waiter.settle(key, answer)  # type: ignore[arg-type]
-            origin = Origin.ANOTHER
+            origin = BY_ANOTHER
         if ended.is_overtaken:
             noted(self.span, Verdict.STALE)
             return

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from stillfresh.clock import monotonic as ticks
 from stillfresh.engine import rules
 from stillfresh.engine.codecs import advice_on
 from stillfresh.engine.counts import Counts
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.mistakes import LARGE_VALUE
 from stillfresh.engine.model import Dropped, Loaded, Origin, Private
-from stillfresh.engine.rules import Absent
+from stillfresh.engine.rules import ABSENT
 from stillfresh.engine.threads import Raised
 from stillfresh.engine.work import CURRENT, Work
 from stillfresh.errors import (
@@ -47,7 +46,6 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 T = TypeVar("T")
 
-NO_VALUE: Final = (Absent, Private, BaseException)
 RENEWALS: Final = 3  # renewals in the time of a lease, so that one may be lost
 UNGUARDED_TURNS: Final = 2  # turns of the loop in which a load may end without a guard
 
@@ -168,21 +166,22 @@ class Loader(Generic[K, V]):
         if ids:
             await self.asked("invalidate a copy", store.invalidate(kind, ids))
 
-    async def results(
-        self, load: "Load[K, V]", leases: Mapping[str, Lease]
-    ) -> dict[str, LoadResult[V]]:
-        """Load, renew the leases meanwhile, and return the results by id."""
-        sent = rules.stamped(load.called_at)
+    def count_call(self, works: list[Work[K, V]]) -> None:
+        """The loader is called for these keys."""
         counts = self._counts
-        works = load.works
+        number = len(works)
         counts.loads += 1
-        counts.loaded += len(works)
-        counts.largest_batch = max(counts.largest_batch, len(works))
-        began = ticks()
-        values = await self._call(load)
+        counts.loaded += number
+        counts.largest_batch = max(counts.largest_batch, number)
+
+    def results(
+        self, load: "Load[K, V]", values: Mapping[K, object], seconds: float
+    ) -> dict[str, LoadResult[V]]:
+        """The results by id of what the loader returned or raised after so many seconds."""
         if load.is_over or load.is_stopped:  # whatever the loader made of its cancellation
             raise asyncio.CancelledError
-        seconds = ticks() - began
+        sent = rules.stamped(load.called_at)
+        counts = self._counts
         counts.load_seconds.note(seconds)
         if load.span is not None:
             load.span.seconds = seconds
@@ -191,7 +190,7 @@ class Loader(Generic[K, V]):
         if took >= self.spec.terms.policy.fresh_for:
             self._report_slow(took)
         failed_before = counts.failed
-        results = self._results(works, values, leases, sent, took)
+        results = self._results(load.works, values, load.leases, sent, took)
         if counts.failing:
             counts.mended(id_ for id_, result in results.items() if result.is_answered)
         if counts.failed != failed_before:
@@ -221,7 +220,9 @@ class Loader(Generic[K, V]):
             lease = leases.get(work.id)
             generation = lease.token if lease is not None else token_hex(16)
             try:
-                if not isinstance(result, NO_VALUE):
+                if isinstance(result, BaseException):
+                    results[work.id] = self._failed_result(work, result)
+                elif result is not ABSENT and type(result) is not Private:
                     copy, value = rules.kept(result, terms, codec, (generation, sent), dice)
                     data = copy.value
                     is_large = isinstance(data, bytes) and len(data) > LARGE_VALUE
@@ -230,13 +231,11 @@ class Loader(Generic[K, V]):
                         mistakes.look_at_value(work.key, result, data)
                     tags = result.tags if isinstance(result, Loaded) else None
                     results[work.id] = LoadResult(copy, value, tags=tags)
-                elif isinstance(result, BaseException):
-                    results[work.id] = self._failed_result(work, result)
                 else:
                     self._counts.absent += 1
                     absent_policy = absent_policy or rules.absent_policy(terms, took)
                     copy = Copy(generation, sent, absent_policy, None)
-                    private = result if isinstance(result, Private) else None
+                    private = result if type(result) is Private else None
                     is_kept = private is None or private.is_noted or work.seen is not None
                     results[work.id] = LoadResult(copy, is_kept=is_kept, private=private)
             except Exception as exc:  # noqa: BLE001 (the loader's mistake)
@@ -300,7 +299,7 @@ class Loader(Generic[K, V]):
             line = f"{of}{without_secrets(str(errors[0]))}"
             self._load_failures.warn(self.runtime.clock(), line)
 
-    async def _call(self, load: "Load[K, V]") -> dict[K, object]:
+    async def call(self, load: "Load[K, V]") -> dict[K, object]:
         """The value or the error of each key. Runs to the end, whatever callers do.
 
         It is cut off at `load_timeout`, and when the cache closes; then CancelledError is raised.
@@ -338,7 +337,8 @@ class Loader(Generic[K, V]):
         finally:
             if not is_left:
                 CURRENT.reset(token)
-                load.end_guard()
+                if load.guard is not None:
+                    load.end_guard()
                 if task.cancelling() and not load.is_ended(task):
                     await forget_cancellations(task)  # the loader's own: the load goes on
         return dict.fromkeys(keys, error)

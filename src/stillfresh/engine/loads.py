@@ -129,22 +129,17 @@ class Loads(Generic[K, V]):
         if (
             waiter.load
             or self.changed_by
-            or CURRENT.get()
+            or waiter.outer is not None
             or not self.under_way.keys().isdisjoint(texts)
         ):
             for key, id_ in texts.items():
                 self.join(key, id_, NOTHING, waiter)
             return
         now = self.fence.clock.now
+        at_least = waiter.at_least is not None
+        has_token = at_least and waiter.has_token
         for key, id_ in texts.items():
-            work = Work(
-                key,
-                id_,
-                {waiter: now},
-                now,
-                at_least=waiter.at_least is not None,
-                has_token=waiter.has_token,
-            )
+            work = Work(key, id_, {waiter: now}, now, at_least=at_least, has_token=has_token)
             self.under_way[key] = work
             self._pending.append(work)
         waiter.missing += len(texts)
@@ -277,7 +272,9 @@ class Loads(Generic[K, V]):
         self._is_starting = True
         loop = self.runtime.loop
         try:
-            while self._starts < MOST_STARTS and self._seconds < MOST_SECONDS:
+            while self._pending or self._urgent:
+                if self._starts >= MOST_STARTS or self._seconds >= MOST_SECONDS:
+                    break
                 load = self._next_load()
                 if load is None:
                     return
@@ -307,13 +304,13 @@ class Loads(Generic[K, V]):
     def _start(self, load: Load[K, V]) -> None:
         """Run the first step of the load, here and now."""
         runtime = self.runtime
-        waits = STACK.starts >= MOST_NESTED
-        STACK.starts += 1
+        above = STACK.starts
+        STACK.starts = above + 1
         try:
-            task = runtime.begin(load.run(), runtime.load_context(), waits=waits)
+            task = runtime.begin(load.run(), runtime.load_context(), waits=above >= MOST_NESTED)
         finally:
-            STACK.starts -= 1
-        if not task.done():
+            STACK.starts = above
+        if task is not None:
             self.note_running(load, task)
 
     def note_running(self, load: Load[K, V], task: EagerTask) -> None:
@@ -326,19 +323,28 @@ class Loads(Generic[K, V]):
         if self._urgent:
             batch = self._take(self._urgent)
             if batch:
-                return Load(self, batch).begin()
+                return self._new_load(batch, takes_place=False)
         if self._pending and self._places < self.spec.concurrency:
             batch = self._take(self._pending)
             if batch:
                 self._places += 1
-                return Load(self, batch, takes_place=True).begin()
+                return self._new_load(batch, takes_place=True)
         return None
+
+    def _new_load(self, batch: list[Work[K, V]], *, takes_place: bool) -> Load[K, V]:
+        load = Load(self, batch, takes_place)
+        load.begin(batch)
+        return load
 
     def _take(self, queue: deque[Work[K, V]]) -> list[Work[K, V]]:
         taken: list[Work[K, V]] = []
-        while queue and len(taken) < self.spec.max_batch and not self.is_closed:
+        if self.is_closed:
+            return taken
+        under_way = self.under_way
+        most = self.spec.max_batch
+        while queue and len(taken) < most:
             work = queue.popleft()
-            if work.load is not None or self.under_way.get(work.key) is not work:
+            if work.load is not None or under_way.get(work.key) is not work:
                 continue  # it was urgent, and in both queues
             if work.wanted or work.waiters:
                 taken.append(work)
@@ -358,7 +364,8 @@ class Loads(Generic[K, V]):
         if load.takes_place:
             load.takes_place = False
             self._places -= 1
-        self.flush_soon()  # after the callers, which may join what is queued
+        if self._pending or self._urgent:
+            self.flush_soon()  # after the callers, which may join what is queued
 
     # Loads end.
 

@@ -24,6 +24,7 @@ from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, EntryAnswer, Origin
 from stillfresh.engine.news import Asked, Notices
 from stillfresh.engine.rules import (
+    FRESH,
     NOTHING,
     Outlook,
     Serve,
@@ -39,7 +40,6 @@ from stillfresh.stores.contract import UNREAD, Copy, Failure, Mark, Record
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-FRESH: Final = Verdict.FRESH
 MOST_REFUSED: Final = 10_000
 """Keys whose last load ended with an exception that `raises=` names."""
 MOST_SIZES: Final = 512

@@ -27,7 +27,7 @@ from stillfresh.engine.rules import FOR_EVER, NOTHING, MustLoad, Plan, Serve
 from stillfresh.engine.runtime import ReadNow, Runtime
 from stillfresh.engine.spans import apart
 from stillfresh.engine.work import CURRENT, Waiter
-from stillfresh.errors import NotOpen, StoreError
+from stillfresh.errors import LoadFailed, NotOpen, StoreError
 from stillfresh.freshness import MAX_SKEW, Verdict
 from stillfresh.stores.contract import AWAY, Copy, Record
 from stillfresh.tasks import SharedResult, is_cancelled
@@ -71,36 +71,32 @@ class Reads(Generic[K, V]):
         neither memory nor a store in this process has anything of it, it is loaded. Other stores go
         the general way, which would read a row that is there a second time.
         """
-        core = self._core
-        runtime = core.runtime
-        is_general = (
-            runtime is None
-            or at_least is not None
-            or self._owner.leaves_memory()
-            or runtime.loop is not asyncio.get_running_loop()
-        )
-        is_known = key in self._memory.entries
-        is_asked_about = is_known and max_age == FOR_EVER and not self._spec.memory_for
-        if runtime is not None and not is_general and is_asked_about and runtime.can.inline is None:
-            return await self._ask_about_entry(runtime, key, patience)
-        waiter: Waiter[K, V] = Waiter(max_age=max_age, patience=patience)
-        waiter.at_least = at_least
+        runtime = self._core.runtime
         if (
             runtime is None
-            or is_general
-            or is_known
-            or runtime.can.process is None
-            or runtime.can.inline is None
+            or at_least is not None
+            or self._owner.blocks > 0
+            or self._owner.watched_blocks > 0
+            or CURRENT.get() is not None
+            or runtime.loop is not asyncio.get_running_loop()
         ):
+            waiter: Waiter[K, V] = Waiter(max_age=max_age, at_least=at_least, patience=patience)
+            return (await self.answers([key], waiter))[key]
+        inline = runtime.can.inline
+        is_known = key in self._memory.entries
+        if is_known and inline is None and max_age == FOR_EVER and not self._spec.memory_for:
+            return await self._ask_about_entry(runtime, key, patience)
+        waiter = Waiter(max_age=max_age, patience=patience)
+        if is_known or inline is None or runtime.can.process is None:
             return (await self.answers([key], waiter))[key]
         id_ = self._names.text(key)
         try:
-            records = runtime.can.inline.read_now(self._spec.kind, (id_,))
+            records = inline.read_now(self._spec.kind, (id_,))
         except StoreError:
             records = {id_: NOTHING}
         if records:
             return (await self.answers([key], waiter))[key]
-        loads = core.loads
+        loads = self._core.loads
         try:
             loads.join_missing({key: id_}, waiter)
             loads.begin()
@@ -112,8 +108,13 @@ class Reads(Generic[K, V]):
         finally:
             if waiter.outer is not None:
                 waiter.end()
-        self._memory.counts.on_loop.note_all(waiter.outcomes.items(), runtime.clock())
-        return waiter.outcomes[key]
+        outcome = waiter.outcomes[key]
+        reads = self._memory.counts.on_loop
+        if isinstance(outcome, LoadFailed):
+            reads.note_failed(outcome)
+        else:
+            reads.note(key, outcome, runtime.clock())
+        return outcome
 
     async def _ask_about_entry(
         self, runtime: Runtime, key: K, patience: float | None

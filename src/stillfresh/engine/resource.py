@@ -51,6 +51,7 @@ B = TypeVar("B", bound=str | int)
 V = TypeVar("V")
 
 SMALL = 10**18  # an int that is surely no longer than a key may be
+LEAST = -SMALL
 
 LoadedBatch: TypeAlias = Mapping[B, V | Loaded[V] | Exception]
 AsyncLoader: TypeAlias = Callable[[list[B]], Coroutine[Any, Any, LoadedBatch[B, V]]]
@@ -631,8 +632,8 @@ def text_of(resource: str, of: type[str] | type[int]) -> Callable[[object], str]
     """The function that names keys of this type in the store; one call for most keys."""
 
     def text(key: object) -> str:
-        if type(key) is int is of and -SMALL < key < SMALL:
-            return int.__repr__(key)
+        if type(key) is int is of and LEAST < key < SMALL:
+            return repr(key)
         if type(key) is str is of and 0 < len(key) <= MAX_KEY and key.isascii():
             return key
         return checked_text(resource, key, of)

@@ -40,6 +40,8 @@ LONGEST_PAUSE: Final = 30.0
 """Seconds; a watched absent key is asked for then, even if others are fresh for longer."""
 SHORTEST_ABSENCE: Final = 1.0
 """The least seconds that an absence is remembered, however short `fresh_for` is."""
+FRESH: Final = Verdict.FRESH  # a global name is read in a tenth of the time of an enum's member
+UNMARKED: Final = Mark.NONE
 WORST: Final = {Mark.SOFT: 1, Mark.HARD: 2}
 ORDER: Final = (Verdict.FRESH, Verdict.STALE, Verdict.EXPIRED, Verdict.GONE)
 PLAIN: Final = (dict, list, str, bytes, int, float, datetime, type(None))
@@ -287,9 +289,9 @@ class Outlook(Struct, frozen=True):
 def outlook_of(copy: Copy, now: float) -> Outlook:
     policy = copy.policy
     fetched_at = copy.fetched_at
-    if copy.mark is Mark.NONE and 0.0 <= now - fetched_at < policy.fresh_for:  # most copies
+    if copy.mark is UNMARKED and 0.0 <= now - fetched_at < policy.fresh_for:  # most copies
         end = fetched_at + policy.fresh_for
-        return Outlook(policy, fetched_at, Mark.NONE, now, Verdict.FRESH, Verdict.FRESH, end)
+        return Outlook(policy, fetched_at, UNMARKED, now, FRESH, FRESH, end)
     verdict = verdict_of(copy, now)
     return Outlook(
         policy=copy.policy,
@@ -308,8 +310,11 @@ def age_bucket(age: float, bounds: Sequence[float] = AGE_BUCKETS) -> int:
 
 
 def stamped(now: float) -> float:
-    """When a load was sent, in whole milliseconds, as every store keeps it."""
-    return floor(round(now * 1000, 3)) / 1000
+    """When a load was sent, in whole milliseconds, as every store keeps it.
+
+    The half of a microsecond is for a time that is a whole one, but for a float's last digit.
+    """
+    return floor(now * 1000 + 0.0005) / 1000
 
 
 def jittered(policy: Policy, jitter: float, dice: float) -> Policy:
@@ -346,7 +351,7 @@ def kept(
     data = codec.encode(value)  # type: ignore[arg-type]  # an annotation is a promise
     if type(data) is bytes:  # the pages' codec returns bytes of its own kind, with a head
         data = bytes(memoryview(data))  # msgspec leaves up to half as much room behind its bytes
-    return Copy(generation, sent, policy, data, Mark.NONE, version), codec.decode(data)
+    return Copy(generation, sent, policy, data, UNMARKED, version), codec.decode(data)
 
 
 def odd_part(value: object) -> object | None:

@@ -12,12 +12,14 @@ from msgspec import Struct, field
 
 from stillfresh.engine.load_states import (
     ALL,
+    ALWAYS,
+    AS_WANTED,
     EARLY,
     ENDINGS,
+    IF_WAITED,
     IN_TIME,
     MAX_ROUNDS,
     QUEUED,
-    Again,
     End,
     Ended,
     LoadState,
@@ -121,10 +123,10 @@ class Work(Struct, Generic[K, V], eq=False):
         else:
             limit = LATE if receivers is ALL else -1
         waiters = self.waiters
-        if again is Again.IF_WAITED:
+        if again is IF_WAITED:
             self.wanted = False
-        elif again is not Again.AS_WANTED:
-            self.wanted = again is Again.ALWAYS or self.rounds < MAX_ROUNDS
+        elif again is not AS_WANTED:
+            self.wanted = again is ALWAYS or self.rounds < MAX_ROUNDS
         if self.last_asked <= limit:
             return Ended(waiters, (), self.wanted, is_overtaken)
         in_time = [waiter for waiter, asked_at in waiters.items() if asked_at <= limit]

@@ -206,7 +206,7 @@ class MemoryRows:
                 self.move_to_end(key)
         row.copy = copy
         row.failure = None
-        self.end_lease(key)
+        self.leases.pop(key, None)
         size = _size(copy)
         room.held += size
         if size > room.largest:  # nothing else is dropped for it
@@ -264,9 +264,7 @@ class MemoryRows:
         return [key for keys in idle for key in islice(keys, share)]
 
 
-def _size(copy: Copy | None) -> int:
+def _size(copy: Copy) -> int:
     """The bytes by which a copy counts against the limit."""
-    if copy is None:
-        return 0
-    value_size = len(copy.value) if isinstance(copy.value, bytes) else 0
-    return BESIDE + value_size
+    value = copy.value
+    return BESIDE + len(value) if isinstance(value, bytes) else BESIDE
