@@ -72,7 +72,7 @@ class Tasks:
         self._awaited.add(task)
         return task
 
-    def is_ending(self, task: "EagerTask") -> None:
+    def stop_awaiting(self, task: "EagerTask") -> None:
         """This is the last step of a task that `begin` has started: closing need not wait for it.
 
         A done-callback would take a call in the next turn of the loop.

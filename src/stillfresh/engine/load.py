@@ -146,7 +146,7 @@ class Load(Struct, Generic[K, V], eq=False):
         finally:
             self.loads.finish(self)
             if self.task is not None:
-                self.loads.loader.runtime.is_ending(self.task)
+                self.loads.loader.runtime.stop_awaiting(self.task)
                 self.task = None
             if not self.is_over:  # or `end_late` still tells its callers
                 self._forget()
