@@ -90,7 +90,7 @@ DOORS = {
     "systems.waiting": 5,
     "lab.plan": 1,
     "lab.prove": 1,
-    "http": 9,
+    "http": 4,
     "pages": 4,
     "gateway.live": 3,
     "gateway.server": 1,

@@ -18,10 +18,9 @@ from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Policy
 from stillfresh.gateway.config import KindSettings
 from stillfresh.gateway.setting_readers import ID_SLOT
+from stillfresh.http import conditions, controls, is_refresh, refreshed, stated
 from stillfresh.http.client import OK, Endpoint
 from stillfresh.http.fields import Raw, names_in
-from stillfresh.http.freshness import controls, stated
-from stillfresh.http.validation import conditions, is_refresh, refreshed
 
 NOT_MODIFIED: Final = 304
 GONE: Final = (404, 410)

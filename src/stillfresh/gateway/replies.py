@@ -18,8 +18,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from stillfresh.http import etag_of, not_modified
 from stillfresh.http.client import Unreadable, collected
-from stillfresh.http.validation import etag_of, not_modified
 
 T = TypeVar("T")
 MAX_BODY: Final = 1_048_576

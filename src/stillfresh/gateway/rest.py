@@ -24,7 +24,7 @@ from stillfresh.gateway.replies import (
     tagged,
 )
 from stillfresh.gateway.rules_rest import Ids, Items, freshness_headers, is_failed, item_of
-from stillfresh.http.answer_fields import pause_after
+from stillfresh.http import pause_after
 from stillfresh.http.own_writes import FIELD
 from stillfresh.systems.coordinator import Kind
 

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from stillfresh.engine import Answer
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.gateway.live.messages import ID, MAX_ID
-from stillfresh.http.answer_fields import cache_control, freshness_fields, pause_after
+from stillfresh.http import cache_control, freshness_fields, pause_after
 from stillfresh.systems.coordinator import Kind
 
 MAX_IDS: Final = 200

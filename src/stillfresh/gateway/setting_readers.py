@@ -23,8 +23,8 @@ from stillfresh.engine import Objective, objectives_of
 from stillfresh.errors import ConfigError, shown, shown_address
 from stillfresh.gateway.guard import EVERYWHERE, LOCAL_NAMES, checked_origins, is_address
 from stillfresh.gateway.own_paths import checked_prefix
+from stillfresh.http import checked_cookies
 from stillfresh.http.client import checked_url
-from stillfresh.http.cookies import checked_cookies
 from stillfresh.http.fields import NAME as FIELD_NAME
 from stillfresh.http.fields import checked_headers
 from stillfresh.pages.edge import checked_networks, is_host

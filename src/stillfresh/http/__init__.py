@@ -1,3 +1,111 @@
-"""HTTP as data: header fields, freshness, validation, bodies of a bounded size. No server."""
+"""HTTP as data: header fields, freshness, validation, bodies of a bounded size. No server.
 
-__all__: list[str] = []
+The names of the pure modules are here. `fields`, `own_writes` (tokens of a visitor's changes) and
+`client` (needs `stillfresh[web]`) are modules of their own.
+"""
+
+from stillfresh.http.answer_fields import (
+    cache_control,
+    cache_status,
+    freshness_fields,
+    outcome_of,
+    pause_after,
+    policy_headers,
+    private_headers,
+    without_lifetime,
+)
+from stillfresh.http.cookies import CookieNames, checked_cookies
+from stillfresh.http.freshness import (
+    BY_GUESS,
+    NEVER_STALE,
+    ResponseTimes,
+    controls,
+    guessed,
+    initial_age,
+    longest_lifetime,
+    stated,
+    targeted,
+)
+from stillfresh.http.serving import Wish, age_at, is_good_enough, ttl_at, why_asked, wish_of
+from stillfresh.http.sharing import (
+    ABSENT,
+    BY_ROUTE,
+    CREDENTIALS,
+    UNDERSTOOD,
+    Reason,
+    carried_in,
+    checked_credentials,
+    is_answer_to,
+    is_event_stream,
+    is_failure,
+    is_unclear_refusal,
+    private,
+    selected,
+    unfit,
+    varies,
+)
+from stillfresh.http.validation import (
+    OF_CONTENT,
+    RangeAsked,
+    conditions,
+    etag_of,
+    if_range_holds,
+    is_refresh,
+    not_modified,
+    not_modified_headers,
+    part_asked,
+    refreshed,
+)
+
+__all__ = [
+    "ABSENT",
+    "BY_GUESS",
+    "BY_ROUTE",
+    "CREDENTIALS",
+    "NEVER_STALE",
+    "OF_CONTENT",
+    "UNDERSTOOD",
+    "CookieNames",
+    "RangeAsked",
+    "Reason",
+    "ResponseTimes",
+    "Wish",
+    "age_at",
+    "cache_control",
+    "cache_status",
+    "carried_in",
+    "checked_cookies",
+    "checked_credentials",
+    "conditions",
+    "controls",
+    "etag_of",
+    "freshness_fields",
+    "guessed",
+    "if_range_holds",
+    "initial_age",
+    "is_answer_to",
+    "is_event_stream",
+    "is_failure",
+    "is_good_enough",
+    "is_refresh",
+    "is_unclear_refusal",
+    "longest_lifetime",
+    "not_modified",
+    "not_modified_headers",
+    "outcome_of",
+    "part_asked",
+    "pause_after",
+    "policy_headers",
+    "private",
+    "private_headers",
+    "refreshed",
+    "selected",
+    "stated",
+    "targeted",
+    "ttl_at",
+    "unfit",
+    "varies",
+    "why_asked",
+    "wish_of",
+    "without_lifetime",
+]

@@ -25,6 +25,7 @@ from stillfresh.http.fields import (
 BY_ROUTE: Final = frozenset({200, 203, 204, 300, 301, 302, 303, 307, 308, 404, 405, 410, 414})
 """Statuses to which a route's duration applies: not refusals of a client, nor bad requests."""
 ABSENT: Final = frozenset({404, 410})
+"""Statuses of a page that does not exist."""
 UNDERSTOOD: Final = frozenset(int(status) for status in HTTPStatus if status >= 200)
 """RFC 9111 §5.2.2.3: statuses whose meaning for caches is known here."""
 TOO_MANY: Final = 429

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from stillfresh.engine import Cache, CacheStats
 from stillfresh.errors import ConfigError, MissingExtra, MissingMethod, NotOpen, shown
+from stillfresh.http import Reason
 from stillfresh.http.fields import Raw
-from stillfresh.http.sharing import Reason
 from stillfresh.integrations.http_cache.model import (
     Controls,
     Forward,

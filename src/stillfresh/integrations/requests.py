@@ -19,8 +19,8 @@ from typing import Any, Final, Unpack
 
 from stillfresh.engine import Cache, CacheStats
 from stillfresh.errors import ConfigError, NotOpen, needs
+from stillfresh.http import Reason
 from stillfresh.http.fields import Raw
-from stillfresh.http.sharing import Reason
 from stillfresh.integrations.http_cache.model import (
     Controls,
     Forward,

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from stillfresh.http import Reason, is_failure
 from stillfresh.http.fields import TAG_FIELDS, Raw, lowered, members, values
-from stillfresh.http.sharing import Reason, is_failure
 from stillfresh.pages.asking import GrowingBody
 from stillfresh.pages.model import (
     App,

@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from stillfresh.errors import ConfigError, NotOpen, StillfreshError, StoreError, shown
-from stillfresh.http.answer_fields import cache_status
+from stillfresh.http import CREDENTIALS, Reason, cache_status
 from stillfresh.http.fields import Raw, untagged, values, with_field
 from stillfresh.http.own_writes import own_writes, token_in, with_token, without_token
-from stillfresh.http.sharing import CREDENTIALS, Reason
 from stillfresh.pages.answers import AppAnswer
 from stillfresh.pages.clients import BoundedNames, Forward, PageAddress
 from stillfresh.pages.facetheory import HYDRATION

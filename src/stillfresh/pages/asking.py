@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stillfresh.engine import Answer, Loaded, Origin, Private, Span, told
 from stillfresh.freshness import Verdict
-from stillfresh.http.serving import why_asked
+from stillfresh.http import why_asked
 from stillfresh.pages.model import (
     Busy,
     Message,

@@ -14,8 +14,8 @@ from typing import Final, Literal, TypeAlias
 
 from stillfresh.bounded import BoundedDict
 from stillfresh.errors import ConfigError, shown
+from stillfresh.http import Reason
 from stillfresh.http.fields import BAD, Raw, end_to_end, members, names_in, normalised, values
-from stillfresh.http.sharing import Reason
 from stillfresh.pages.model import Scope
 
 Forward: TypeAlias = Literal["request", "key"]

@@ -12,9 +12,8 @@ from msgspec import Struct
 from stillfresh.engine import Answer, Dropped, Private
 from stillfresh.errors import ConfigError, LoadFailed, StillfreshError, StoreError, shown
 from stillfresh.freshness import Verdict
+from stillfresh.http import Reason, Wish
 from stillfresh.http.fields import BAD, NAME, Raw
-from stillfresh.http.serving import Wish
-from stillfresh.http.sharing import Reason
 
 if TYPE_CHECKING:
     from stillfresh.pages.answers import AppAnswer

@@ -37,8 +37,7 @@ from stillfresh.engine.keys import checked_id
 from stillfresh.engine.rules import may_retry
 from stillfresh.errors import ConfigError, LoadFailed, StoreError, shown
 from stillfresh.freshness import Policy, Verdict
-from stillfresh.http.serving import Wish
-from stillfresh.http.sharing import Reason, is_failure
+from stillfresh.http import Reason, Wish, is_failure
 from stillfresh.pages.asking import Beginning, PageAsking
 from stillfresh.pages.clients import BoundedNames
 from stillfresh.pages.model import (

@@ -17,9 +17,9 @@ from enum import Enum, auto
 from typing import Any, Final, TypeAlias, assert_never
 
 from stillfresh.engine import Answer, Memo
+from stillfresh.http import age_at, ttl_at
 from stillfresh.http.fields import Raw
 from stillfresh.http.own_writes import COOKIE_NAME, FIELD_NAME
-from stillfresh.http.serving import age_at, ttl_at
 from stillfresh.pages.clients import PageAddress
 from stillfresh.pages.model import FoundPage, PageKey, Scope, StoredPage
 from stillfresh.pages.page_cache import PageCache

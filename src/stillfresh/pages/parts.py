@@ -10,16 +10,16 @@ from typing import Final
 
 from msgspec import structs
 
-from stillfresh.http.fields import Raw, values
-from stillfresh.http.sharing import Reason
-from stillfresh.http.validation import (
+from stillfresh.http import (
     OF_CONTENT,
     RangeAsked,
+    Reason,
     etag_of,
     if_range_holds,
     part_asked,
     refreshed,
 )
+from stillfresh.http.fields import Raw, values
 from stillfresh.pages.model import StoredPage
 
 PART: Final = 206

@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any, Final
 
 from stillfresh.clock import Clock
+from stillfresh.http import Reason, conditions, is_answer_to, is_refresh, refreshed, selected
 from stillfresh.http.fields import Raw, normalised
 from stillfresh.http.own_writes import ANY_CHANGE, with_token
-from stillfresh.http.sharing import Reason, is_answer_to, selected
-from stillfresh.http.validation import conditions, is_refresh, refreshed
 from stillfresh.pages.answers import NOT_MODIFIED, AppAnswer, Handover
 from stillfresh.pages.clients import as_asked
 from stillfresh.pages.model import App, Headers, Page, Rendered, StoredPage

@@ -16,11 +16,19 @@ from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urljoin, urlsp
 from stillfresh.checks import checked_flag
 from stillfresh.durations import Duration, seconds
 from stillfresh.errors import ConfigError, shown
-from stillfresh.http.cookies import CookieNames, checked_cookies
+from stillfresh.http import (
+    CREDENTIALS,
+    CookieNames,
+    Reason,
+    Wish,
+    carried_in,
+    checked_cookies,
+    checked_credentials,
+    selected,
+    wish_of,
+)
 from stillfresh.http.fields import Raw, end_to_end, strings, values, with_field
 from stillfresh.http.own_writes import token_in, with_token
-from stillfresh.http.serving import Wish, wish_of
-from stillfresh.http.sharing import CREDENTIALS, Reason, carried_in, checked_credentials, selected
 from stillfresh.pages.clients import (
     Forward,
     canonical_host,

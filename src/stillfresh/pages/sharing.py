@@ -10,22 +10,29 @@ from typing import Final, TypeAlias
 
 from stillfresh.engine import Answer
 from stillfresh.freshness import Policy, Verdict
+from stillfresh.http import (
+    ABSENT,
+    BY_ROUTE,
+    NEVER_STALE,
+    Reason,
+    Wish,
+    age_at,
+    carried_in,
+    controls,
+    guessed,
+    is_good_enough,
+    private,
+    selected,
+    stated,
+    targeted,
+    ttl_at,
+    unfit,
+    varies,
+)
 from stillfresh.http.fields import (
     Raw,
     end_to_end,
     values,
-)
-from stillfresh.http.freshness import NEVER_STALE, controls, guessed, stated, targeted
-from stillfresh.http.serving import Wish, age_at, is_good_enough, ttl_at
-from stillfresh.http.sharing import (
-    ABSENT,
-    BY_ROUTE,
-    Reason,
-    carried_in,
-    private,
-    selected,
-    unfit,
-    varies,
 )
 from stillfresh.pages.facetheory import is_old_copy
 from stillfresh.pages.model import Head, StoredPage

@@ -15,26 +15,27 @@ import msgspec
 from stillfresh.engine import Answer, Origin
 from stillfresh.errors import ConfigError, StoreError, shown
 from stillfresh.freshness import Verdict
-from stillfresh.http.answer_fields import (
-    cache_status,
-    policy_headers,
-    private_headers,
-    without_lifetime,
-)
-from stillfresh.http.fields import Raw, end_to_end, strings, tag_names, untagged, values, with_field
-from stillfresh.http.freshness import initial_age, longest_lifetime
-from stillfresh.http.own_writes import FIELD_NAME
-from stillfresh.http.serving import age_at, ttl_at
-from stillfresh.http.sharing import Reason, private
-from stillfresh.http.validation import (
+from stillfresh.http import (
     OF_CONTENT,
     RangeAsked,
+    Reason,
+    age_at,
+    cache_status,
     etag_of,
     if_range_holds,
+    initial_age,
+    longest_lifetime,
     not_modified,
     not_modified_headers,
     part_asked,
+    policy_headers,
+    private,
+    private_headers,
+    ttl_at,
+    without_lifetime,
 )
+from stillfresh.http.fields import Raw, end_to_end, strings, tag_names, untagged, values, with_field
+from stillfresh.http.own_writes import FIELD_NAME
 from stillfresh.pages.model import (
     FoundPage,
     Head,

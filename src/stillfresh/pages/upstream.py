@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 from stillfresh.clock import Clock, monotonic
 from stillfresh.errors import ConfigError, needs, shown, shown_address
+from stillfresh.http import is_event_stream
 from stillfresh.http.client import checked_url
 from stillfresh.http.fields import Raw, end_to_end, http_date_text, names_in, values
-from stillfresh.http.sharing import is_event_stream
 from stillfresh.pages.answers import LOAD
 from stillfresh.pages.clients import has_body, target_of
 from stillfresh.pages.edge import refuse, shown_path

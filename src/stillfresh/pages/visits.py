@@ -34,8 +34,8 @@ from stillfresh.bounded import BoundedDict
 from stillfresh.engine import Answer, Private
 from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Verdict
+from stillfresh.http import Reason, is_failure, selected
 from stillfresh.http.fields import Raw, values
-from stillfresh.http.sharing import Reason, is_failure, selected
 from stillfresh.pages import sharing
 from stillfresh.pages.answers import AppAnswer, Handover
 from stillfresh.pages.clients import Heard, NamePlaces, unfit_to_fill

@@ -8,7 +8,7 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404, HttpRequest, HttpResponse
 
 from stillfresh.errors import LoadFailed
-from stillfresh.http.answer_fields import pause_after
+from stillfresh.http import pause_after
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -23,7 +23,7 @@ from django.utils.cache import patch_vary_headers
 from stillfresh.durations import Duration
 from stillfresh.engine import Answer, Loaded, Private
 from stillfresh.errors import StoreError
-from stillfresh.http.answer_fields import cache_status, outcome_of, without_lifetime
+from stillfresh.http import cache_status, outcome_of, without_lifetime
 from stillfresh.integrations.django.backend import MISSING, StillfreshCache, backend_of
 
 Tags = Sequence[str] | Callable[..., Sequence[str]]

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from stillfresh.errors import LoadFailed
-from stillfresh.http.answer_fields import pause_after
+from stillfresh.http import pause_after
 
 
 def is_refusal(error: BaseException) -> bool:

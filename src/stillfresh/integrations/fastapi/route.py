@@ -32,7 +32,7 @@ from stillfresh.engine import (
     terms_of,
 )
 from stillfresh.errors import BadValue, ConfigError, LoadFailed, NotOpen, StoreError
-from stillfresh.http.answer_fields import freshness_fields, pause_after, without_lifetime
+from stillfresh.http import freshness_fields, pause_after, without_lifetime
 from stillfresh.integrations.fastapi.parameters import KeyRule, Per, kept_type, typed_signature
 from stillfresh.integrations.fastapi.replay import Replay, RouteLoad, Run
 from stillfresh.integrations.fastapi.values import RouteValues

@@ -5,7 +5,7 @@ import time
 from werkzeug.exceptions import HTTPException, ServiceUnavailable
 
 from stillfresh.errors import LoadFailed
-from stillfresh.http.answer_fields import pause_after
+from stillfresh.http import pause_after
 
 
 def is_refusal(error: BaseException) -> bool:

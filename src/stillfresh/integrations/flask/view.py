@@ -14,7 +14,7 @@ from werkzeug.exceptions import ServiceUnavailable
 
 from stillfresh.engine import Answer, Call, Dropped, Private, Read, checked_tags
 from stillfresh.errors import ConfigError, LoadFailed, NotOpen, StoreError, shown
-from stillfresh.http.answer_fields import freshness_fields, pause_after, without_lifetime
+from stillfresh.http import freshness_fields, pause_after, without_lifetime
 from stillfresh.integrations.flask.load import Query, ViewLoad
 from stillfresh.integrations.routes import MARK, KeptResponse, RouteSpec, Tags, id_of
 from stillfresh.sync import SyncResource

@@ -13,8 +13,8 @@ from typing import Final
 from urllib.parse import quote, unquote_plus, urlsplit
 
 from stillfresh.errors import ConfigError, shown_address
+from stillfresh.http import carried_in
 from stillfresh.http.fields import Raw, members, normalised, values
-from stillfresh.http.sharing import carried_in
 from stillfresh.integrations.http_cache.model import HttpRequest, ResponseKey
 
 MOST_KEY: Final = 8_192

@@ -14,9 +14,8 @@ from stillfresh.durations import seconds
 from stillfresh.engine import Dropped, Origin, RetryAfter, checked_tags
 from stillfresh.errors import ConfigError, UnreadableValue, error_text, shown, without_secrets
 from stillfresh.freshness import Verdict
+from stillfresh.http import Reason, Wish
 from stillfresh.http.fields import Raw
-from stillfresh.http.serving import Wish
-from stillfresh.http.sharing import Reason
 
 FLAGS: Final = ("force_cache", "no_cache", "no_store", "only_if_cached", "by_body")
 TIMES: Final = ("fresh_for", "stale_for", "error_for")

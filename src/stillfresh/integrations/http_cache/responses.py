@@ -35,10 +35,15 @@ from stillfresh.errors import (
     without_secrets,
 )
 from stillfresh.freshness import Verdict
-from stillfresh.http.answer_fields import cache_status
+from stillfresh.http import (
+    CREDENTIALS,
+    Reason,
+    age_at,
+    cache_status,
+    checked_credentials,
+    why_asked,
+)
 from stillfresh.http.fields import Raw, values
-from stillfresh.http.serving import age_at, why_asked
-from stillfresh.http.sharing import CREDENTIALS, Reason, checked_credentials
 from stillfresh.integrations.http_cache.keys import (
     SECRETS,
     clean_url,

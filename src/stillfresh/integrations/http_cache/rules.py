@@ -12,7 +12,37 @@ from urllib.parse import urljoin, urlsplit
 from stillfresh.engine import HITS, Answer, Loaded, Origin
 from stillfresh.errors import ConfigError
 from stillfresh.freshness import Policy, Verdict
-from stillfresh.http.answer_fields import cache_status, without_lifetime
+from stillfresh.http import (
+    BY_GUESS,
+    BY_ROUTE,
+    CREDENTIALS,
+    NEVER_STALE,
+    OF_CONTENT,
+    UNDERSTOOD,
+    RangeAsked,
+    Reason,
+    ResponseTimes,
+    Wish,
+    age_at,
+    cache_status,
+    checked_credentials,
+    controls,
+    guessed,
+    if_range_holds,
+    initial_age,
+    is_good_enough,
+    is_unclear_refusal,
+    not_modified,
+    not_modified_headers,
+    part_asked,
+    private,
+    stated,
+    ttl_at,
+    unfit,
+    varies,
+    wish_of,
+    without_lifetime,
+)
 from stillfresh.http.fields import (
     Raw,
     directives,
@@ -22,35 +52,6 @@ from stillfresh.http.fields import (
     utf8_text,
     values,
     with_field,
-)
-from stillfresh.http.freshness import (
-    BY_GUESS,
-    NEVER_STALE,
-    ResponseTimes,
-    controls,
-    guessed,
-    initial_age,
-    stated,
-)
-from stillfresh.http.serving import Wish, age_at, is_good_enough, ttl_at, wish_of
-from stillfresh.http.sharing import (
-    BY_ROUTE,
-    CREDENTIALS,
-    UNDERSTOOD,
-    Reason,
-    checked_credentials,
-    is_unclear_refusal,
-    private,
-    unfit,
-    varies,
-)
-from stillfresh.http.validation import (
-    OF_CONTENT,
-    RangeAsked,
-    if_range_holds,
-    not_modified,
-    not_modified_headers,
-    part_asked,
 )
 from stillfresh.integrations.http_cache.keys import (
     MOST_KEY,

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from stillfresh.clock import Clock
 from stillfresh.engine import Answer, Loaded, Private
+from stillfresh.http import Reason, conditions, is_failure, is_refresh, private, refreshed
 from stillfresh.http.fields import Raw, pause_of, values
-from stillfresh.http.sharing import Reason, is_failure, private
-from stillfresh.http.validation import conditions, is_refresh, refreshed
 from stillfresh.integrations.http_cache.model import (
     LiveResponse,
     Lookup,
