@@ -347,6 +347,48 @@ class TestG11Terms:
         assert told == [[own] * 2, [upstream] * 2]
         assert len(api.asked) == 2
 
+    async def test_a_copys_age_begins_with_the_upstreams_age(self, api: RestApi) -> None:
+        """RFC 9111 §5.1: caches behind this one subtract it from the lifetime in the answer."""
+        api.headers = {"cache-control": "max-age=60, stale-while-revalidate=3", "age": "50"}
+        async with world(api, terms="upstream") as (client, app):
+            one = await client.get("/v1/item/a")
+            batch = await client.post("/v1/item/batch", json={"ids": ["a"]})
+            answer = await app.hub.get("item", "a")
+        assert one.headers["age"] == "50"
+        assert "ttl=9;" in one.headers["cache-status"] or "ttl=10;" in one.headers["cache-status"]
+        lifetime = "public, max-age=0, s-maxage=60, stale-while-revalidate=3"
+        assert one.headers["cache-control"] == lifetime
+        (item,) = batch.json()["items"]
+        assert 50 <= item["age"] < 60
+        assert item["fetched_at"] == answer.fetched_at
+        assert item["value"] == {"id": "a", "version": 1}
+        assert answer.value == item["value"]
+
+    async def test_a_304_without_an_age_makes_the_copy_new(self, api: RestApi) -> None:
+        """The Age of the response that it confirms is over (RFC 9111 §4.3.4)."""
+        api.headers = {"cache-control": "max-age=60", "age": "50"}
+        async with world(api, terms="upstream") as (client, app):
+            await client.get("/v1/item/a")
+            api.headers = {}
+            await app.hub.resource("item").refresh("a")
+            answer = await client.get("/v1/item/a")
+        assert len(api.asked) == 2
+        assert answer.headers["age"] == "0"
+        assert "s-maxage=60" in answer.headers["cache-control"]
+
+    @pytest.mark.parametrize(
+        ("terms", "cache_control"), [("own", "max-age=60"), ("upstream", "public")]
+    )
+    async def test_with_the_files_terms_age_counts_from_the_request(
+        self, api: RestApi, terms: str, cache_control: str
+    ) -> None:
+        """As on a page with a route's duration: its freshness counts from the request, too."""
+        api.headers = {"cache-control": cache_control, "age": "50"}
+        async with world(api, terms=terms) as (client, _):
+            answer = await client.get("/v1/item/a")
+        assert answer.headers["age"] == "0"
+        assert "s-maxage=300" in answer.headers["cache-control"]
+
     async def test_a_304_updates_the_terms(self, api: RestApi) -> None:
         """RFC 9111 §3.2: its fields count in the place of the stored ones, which stay otherwise."""
         api.headers = {"cache-control": "max-age=7"}

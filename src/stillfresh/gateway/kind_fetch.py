@@ -18,7 +18,15 @@ from stillfresh.errors import LoadFailed
 from stillfresh.freshness import Policy
 from stillfresh.gateway.config import KindSettings
 from stillfresh.gateway.setting_readers import ID_SLOT
-from stillfresh.http import conditions, controls, is_refresh, refreshed, stated
+from stillfresh.http import (
+    conditions,
+    controls,
+    initial_age,
+    is_refresh,
+    refreshed,
+    stated,
+    with_age,
+)
 from stillfresh.http.client import OK, Endpoint
 from stillfresh.http.fields import Raw, names_in
 
@@ -36,6 +44,8 @@ class GotView(msgspec.Struct, frozen=True):
 
     view: Any
     fields: tuple[tuple[str, str], ...] = ()
+    initial_age: float = 0.0
+    """How old it was when it was requested, if the upstream says how long it is fresh."""
 
     @property
     def raw(self) -> Raw:
@@ -45,13 +55,14 @@ class GotView(msgspec.Struct, frozen=True):
 
 
 class GotCodec:
-    """Encodes a `GotView`, decodes the view alone."""
+    """Encodes a `GotView`, decodes the view, with its age if it was not new when it came."""
 
     def encode(self, value: GotView, /) -> bytes:
         return FIRST + msgspec.msgpack.encode(value)
 
     def decode(self, data: bytes, /) -> Any:  # noqa: ANN401 (whatever JSON can say)
-        return got(data).view
+        copy = got(data)
+        return with_age(copy.view, copy.initial_age) if copy.initial_age else copy.view
 
 
 def got(data: bytes) -> GotView:
@@ -115,12 +126,13 @@ class GetFetch:
             for name, value in fields
             if name in KEPT
         )
-        result = GotView(view, stored_fields)
         if not self._is_stated:
-            return result
+            return GotView(view, stored_fields)
         terms = terms_of(fields, sent, self._own, self._unkept)
+        # With the file's own terms it counts as new, as a page with a route's duration does.
+        age = 0.0 if terms is self._own else initial_age(fields, sent)
         return Loaded(
-            result,
+            GotView(view, stored_fields, age),
             fresh_for=terms.fresh_for,
             stale_for=terms.stale_for,
             error_for=terms.error_for,

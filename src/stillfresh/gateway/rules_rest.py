@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from stillfresh.engine import Answer
 from stillfresh.freshness import Policy, Verdict
 from stillfresh.gateway.live.messages import ID, MAX_ID
-from stillfresh.http import cache_control, freshness_fields, pause_after
+from stillfresh.http import cache_control, freshness_fields, initial_age_of, pause_after
 from stillfresh.systems.coordinator import Kind
 
 MAX_IDS: Final = 200
@@ -35,7 +35,10 @@ class Item(Struct, omit_defaults=True):
     id: str
     status: Literal["found", "absent", "failed"]
     value: Annotated[Any, Meta(description="As the upstream sent it; with `found` only.")] = UNSET
-    fetched_at: Annotated[float, Meta(description="Seconds since 1970.")] | UnsetType = UNSET
+    fetched_at: (
+        Annotated[float, Meta(description="When the upstream was asked, in seconds since 1970.")]
+        | UnsetType
+    ) = UNSET
     age: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
     verdict: Verdict | UnsetType = UNSET
     error: Annotated[str, Meta(description="Why it is not newer, or not there.")] | UnsetType = (
@@ -57,7 +60,7 @@ def item_of(id_: str, answer: Answer[Any], now: float) -> Item:
         "found" if answer.found else "absent",
         value=answer.value if answer.found else UNSET,
         fetched_at=answer.fetched_at,
-        age=answer.age,
+        age=answer.age + initial_age_of(answer.value),
         verdict=answer.verdict,
         error=UNSET if answer.error is None else FAILED,
     )
@@ -65,11 +68,13 @@ def item_of(id_: str, answer: Answer[Any], now: float) -> Item:
 
 def freshness_headers(kind: Kind, answer: Answer[Any], terms: Policy) -> dict[str, str]:
     """The fields of one view; a personal view is for its viewer only. `terms`: this copy's."""
-    fields = freshness_fields(answer, terms.fresh_for)
+    initial_age = initial_age_of(answer.value)
+    fields = freshness_fields(answer, terms.fresh_for, initial_age)
     if kind.per_viewer:
         return {**fields, "cache-control": "private, no-cache", "vary": "authorization"}
-    left = terms.fresh_for if answer.verdict is Verdict.FRESH else 0.0
-    return {**fields, "cache-control": cache_control(left, terms.stale_for)[1].decode()}
+    # Caches behind this one subtract the whole Age, so the lifetime is that of the upstream.
+    lifetime = initial_age + terms.fresh_for if answer.verdict is Verdict.FRESH else 0.0
+    return {**fields, "cache-control": cache_control(lifetime, terms.stale_for)[1].decode()}
 
 
 def is_failed(answer: Answer[Any]) -> bool:

@@ -4,6 +4,7 @@ The names of the pure modules are here. `fields`, `own_writes` (tokens of a visi
 `client` (needs `stillfresh[web]`) are modules of their own.
 """
 
+from stillfresh.http.aged_views import initial_age_of, with_age
 from stillfresh.http.answer_fields import (
     cache_control,
     cache_status,
@@ -83,6 +84,7 @@ __all__ = [
     "guessed",
     "if_range_holds",
     "initial_age",
+    "initial_age_of",
     "is_answer_to",
     "is_event_stream",
     "is_failure",
@@ -107,5 +109,6 @@ __all__ = [
     "varies",
     "why_asked",
     "wish_of",
+    "with_age",
     "without_lifetime",
 ]

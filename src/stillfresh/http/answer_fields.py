@@ -63,10 +63,12 @@ def cache_status(before: Sequence[bytes], outcome: str) -> bytes:
     return b", ".join([*before, b"stillfresh; " + outcome.encode()])
 
 
-def freshness_fields(answer: Answer[Any], fresh_for: float) -> dict[str, str]:
-    """`Age` and `Cache-Status` of an answer."""
+def freshness_fields(
+    answer: Answer[Any], fresh_for: float, initial_age: float = 0.0
+) -> dict[str, str]:
+    """`Age` and `Cache-Status` of an answer; `initial_age`: its age when it was requested."""
     status = cache_status([], outcome_of(answer, fresh_for))
-    return {"age": f"{int(answer.age)}", "cache-status": status.decode()}
+    return {"age": f"{int(answer.age + initial_age)}", "cache-status": status.decode()}
 
 
 def outcome_of(answer: Answer[Any], fresh_for: float) -> str:

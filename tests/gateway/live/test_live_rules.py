@@ -27,6 +27,7 @@ from stillfresh.gateway.live.messages import (
     read,
 )
 from stillfresh.gateway.live.outbox import FULL_FRAME, MOST_FRAMES, Frames, text_of
+from stillfresh.http import with_age
 from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
 
@@ -235,6 +236,16 @@ class TestG4Frames:
         text_of(price, answer, 0.0)
         clock.advance(10)
         assert json.loads(text_of(price, answer, 10.0))["age"] == 11.5
+
+    def test_the_age_in_an_update_begins_with_the_upstreams(self) -> None:
+        """A view with terms from the upstream had an age when it came; it is a dict or a list."""
+        clock = ManualClock(100.0)
+        updates = [
+            json.loads(text_of(viewed(), made(with_age(view, 50.0), clock), 0.0))
+            for view in ({"n": 1}, [1, 2], "text")
+        ]
+        assert [update["value"] for update in updates] == [{"n": 1}, [1, 2], "text"]
+        assert [update["age"] for update in updates] == [51.5, 51.5, 1.5]
 
     def test_a_changed_copy_is_encoded_again(self) -> None:
         """By time, verdict, error or value."""

@@ -16,6 +16,7 @@ from stillfresh.engine import Answer
 from stillfresh.gateway.live.connection import Connection
 from stillfresh.gateway.live.hub import Viewed
 from stillfresh.gateway.live.messages import AbsentMessage, ErrorMessage, UpdateMessage, encode
+from stillfresh.http import initial_age_of
 
 Queue: TypeAlias = Literal["replies", "beats", "notices", "figures"]
 
@@ -156,7 +157,8 @@ class ViewText:
         """The whole message, with the age at this moment."""
         if not 0 <= now - self.at < SAME_AGE:
             self.at = now
-            self.text = f'{self.head},"age":{self.answer.age:.3f}}}'
+            age = self.answer.age + initial_age_of(self.answer.value)
+            self.text = f'{self.head},"age":{age:.3f}}}'
         return self.text
 
 
