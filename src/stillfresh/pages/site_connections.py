@@ -1,11 +1,15 @@
 """Kept HTTP/1.1 connections to a site: one request at a time on each.
 
 RFC 9112 §9.2: bytes without a request are not an answer. A connection is never used again if it has
-more bytes than its answer, receives some while idle, or identifies a client to the site. Needs
-`stillfresh[web]`.
+more bytes than its answer, receives some while idle, or identifies a client to the site.
+
+§9.5: a site may answer before it has the whole body of a request, and read no more of it. While a
+body is sent, `_look_for_answer` looks at what comes, and `_limit_sending` ends the sending by its
+timeout. Needs `stillfresh[web]`.
 """
 
 import asyncio
+import math
 import re
 import select
 import socket
@@ -37,6 +41,10 @@ BY_CONNECTION: Final = re.compile(rb"\s*(?:ntlm|nego)", re.IGNORECASE)
 LENGTH: Final = b"content-length"
 REST: Final = 5.0
 """Seconds that an idle connection is kept for the next request."""
+REDIRECTS: Final = 300
+"""The lowest status by which a site says that it does not use the request."""
+PATIENCE: Final = 1.0
+"""Seconds in which a site that has answered takes nothing more of the body."""
 Tell: TypeAlias = Callable[[int, Raw], None]
 """Takes the status and fields of an interim response (RFC 9110 §15.2)."""
 
@@ -84,6 +92,13 @@ class SiteConnection(asyncio.BufferedProtocol):
         self._answer = AnswerReader("GET")
         self._is_sent = False
         """The request is complete."""
+        self._sending: asyncio.Timeout | None = None
+        """While a body is sent: its end."""
+        self._early_head: SiteHead | None = None
+        """The head of an answer that came before the request was sent."""
+        self._fault: SiteBroken | None = None
+        """Why what came before the request was sent is no answer."""
+        self._tell: Tell | None = None
         self.is_new = True
         self._is_ones_own = False
         self._can_write = asyncio.Event()
@@ -106,6 +121,8 @@ class SiteConnection(asyncio.BufferedProtocol):
             self.close()
             return
         self._inbox.add(self._buffer[:nbytes])
+        if self._sending is not None:
+            self._look_for_answer()
 
     def eof_received(self) -> None:
         """RFC 9112 §9.8: TLS says where its bytes end.
@@ -123,12 +140,15 @@ class SiteConnection(asyncio.BufferedProtocol):
             exc = ConnectionResetError("it was cut off")
         self._inbox.end(exc)
         self._can_write.set()
+        self._limit_sending()
 
     def pause_writing(self) -> None:
         self._can_write.clear()
+        self._limit_sending()
 
     def resume_writing(self) -> None:
         self._can_write.set()
+        self._limit_sending()
 
     async def ask(
         self,
@@ -138,7 +158,8 @@ class SiteConnection(asyncio.BufferedProtocol):
     ) -> SiteHead:
         """The head of the answer. A site may answer, and close, before it has the whole body.
 
-        Raises CannotBePassed.
+        An answer that says that the request is not used ends the sending at once. With a success,
+        the body is sent to its end, as long as the site reads it. Raises CannotBePassed.
         """
         writer = RequestWriter(request)
         head = writer.head()  # if it cannot be written, the connection is as it was
@@ -149,34 +170,89 @@ class SiteConnection(asyncio.BufferedProtocol):
         may_switch = any(name == b"upgrade" for name, _ in request.headers)
         self._answer = AnswerReader(request.method, may_switch=may_switch)
         self._is_sent = False
-        try:
+        self._early_head = None
+        self._tell = tell
+        self._fault = None
+        if body is None:
             await self._send(head)
-            if body is not None:
-                async for part in body:
-                    await self._send(writer.part(part))
             await self._send(writer.end())
             self._is_sent = True
-        except SiteBroken:
-            if body is None:
-                raise
-        return await self._head(tell)
+        else:
+            await self._send_with_body(head, writer, body)
+        if self._fault is not None:
+            raise self._fault
+        final_head = self._early_head or await self._head()
+        self._tell = None  # it leads to the visitor's connection
+        return final_head
 
-    async def _head(self, tell: Tell | None) -> SiteHead:
+    async def _send_with_body(
+        self, head: bytes, writer: RequestWriter, body: AsyncIterator[bytes]
+    ) -> None:
+        """Send it to its end, or until the site reads no more of it."""
+        try:
+            async with asyncio.timeout(None) as self._sending:
+                await self._send(head)
+                async for part in body:
+                    await self._send(writer.part(part))
+                await self._send(writer.end())
+            self._is_sent = True
+        except SiteBroken:
+            pass  # an answer may have come before
+        except TimeoutError:
+            if not self._reads_no_more:
+                raise
+        finally:
+            self._sending = None
+
+    def _look_for_answer(self) -> None:
+        """Bytes have come while a body is sent."""
+        if self._early_head is None and self._fault is None:
+            self._answer.receive(self._inbox.take())
+            try:
+                self._early_head = self._final_head()
+            except SiteBroken as exc:
+                self._fault = exc
+        self._limit_sending()
+
+    @property
+    def _reads_no_more(self) -> bool:
+        """The site has answered, or is gone: only that ends the sending of a body."""
+        return self._early_head is not None or self._fault is not None or self._inbox.is_over
+
+    def _limit_sending(self) -> None:
+        """The sending ends now, soon if nothing changes, or when the body ends."""
+        if self._sending is None or self._sending.expired() or not self._reads_no_more:
+            return
+        now = asyncio.get_running_loop().time()
+        head = self._early_head
+        if head is None or head.status_code >= REDIRECTS or self._inbox.is_over:
+            self._sending.reschedule(now)
+        elif self._can_write.is_set():
+            self._sending.reschedule(None)
+        else:
+            self._sending.reschedule(now + PATIENCE)
+
+    async def _head(self) -> SiteHead:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._timeout
-        while True:
-            head = self._answer.head()
-            if head is None:
-                await self._receive(until)
-                continue
+        while (head := self._final_head(until)) is None:
+            await self._receive(until)
+        return head
+
+    def _final_head(self, until: float = math.inf) -> SiteHead | None:
+        """The head of the answer, if it has come; interim ones are passed on."""
+        loop = asyncio.get_running_loop()
+        while (head := self._answer.head()) is not None:
             if head.status_code == SWITCHED or not head.is_interim:
                 return head
             if loop.time() >= until:  # a site that never pauses is never waited for
                 raise TimeoutError
-            if tell is not None and head.status_code > SWITCHED:
+            if self._tell is not None and head.status_code > SWITCHED:
                 fields = end_to_end(head.headers)
                 # RFC 9110 §8.6: no length may stand in an interim response.
-                tell(head.status_code, tuple(field for field in fields if field[0] != LENGTH))
+                length_left_out = tuple(field for field in fields if field[0] != LENGTH)
+                self._tell(head.status_code, length_left_out)
+        return None
 
     async def next_part(self, limit: float | None = None) -> bytes:
         """The next bytes of the body; empty at its end. `limit`: seconds to wait for them."""

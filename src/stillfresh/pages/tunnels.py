@@ -53,6 +53,10 @@ class Inbox:
             await self._wait(until)
         if not self.came and self._error is not None:
             raise ConnectionError(repr(self._error)) from self._error
+        return self.take()
+
+    def take(self) -> bytes:
+        """The bytes that have come, without waiting."""
         data = bytes(self.came)
         self.came.clear()
         if self._is_paused and not self._transport.is_closing():

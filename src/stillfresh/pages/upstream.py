@@ -487,7 +487,7 @@ class Upstream:
         reading: asyncio.Future[None] | None = None
         spool: Spool | None = None
         try:
-            visitor.watch()
+            visitor.watch()  # what is left of its upload, the site did not want
             start = {"type": "http.response.start", "status": answer.status_code}
             await send({**start, "headers": headers})
             is_endless = is_event_stream(raw)
