@@ -1,14 +1,18 @@
 """I25, RFC 9112 §9.5: a site that answers before it has read the body of a request."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
+import httpx2
 import pytest
 
 from stillfresh.pages import site_connections
 from stillfresh.pages.edge import Edge
+from stillfresh.pages.site_connections import Pool, SiteTls
+from stillfresh.pages.site_messages import SiteRequest
 from stillfresh.pages.upstream import Upstream
 from stillfresh.testing import ManualClock
 from tests.kit.gateway import running
@@ -185,6 +189,29 @@ class TestI25EarlyAnswers:
             writer.write(UPLOAD + PART)
             told = await read_head(reader)
         assert told.startswith(b"HTTP/1.1 502 ")
+
+    async def test_the_answer_of_a_site_that_closes_at_once_is_read(self) -> None:
+        """With bytes unread it resets the connection, so the next part cannot be written."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            url = httpx2.URL(f"http://127.0.0.1:{server.getsockname()[1]}")
+            pool = Pool(url, NEVER, SiteTls(), 5.0)
+            connection = await pool.take()
+            end, _ = server.accept()
+
+            async def body() -> AsyncIterator[bytes]:
+                yield b"first"
+                end.sendall(TOO_LARGE)
+                end.close()
+                while True:  # the event loop has not seen yet what came
+                    yield b"more"
+
+            fields = ((b"host", b"h"), (b"content-length", b"50000000"))
+            head = await connection.ask(SiteRequest("POST", b"/up", fields), body())
+            assert head.status_code == 413
+            assert await connection.next_part() == b"Big!"
+            pool.give(connection)
+            assert not connection.is_open
+            pool.close()
 
     async def test_interim_responses_during_an_upload_are_passed_on(self) -> None:
         """102 says that the site is at work."""

@@ -10,12 +10,14 @@ timeout. Needs `stillfresh[web]`.
 
 import asyncio
 import math
+import os
 import re
 import select
 import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeAlias, cast
 
@@ -136,11 +138,25 @@ class SiteConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stir()
+        if exc is not None:
+            self._read_what_is_left()
         if exc is None and not self._has_ended:
             exc = ConnectionResetError("it was cut off")
         self._inbox.end(exc)
         self._can_write.set()
         self._limit_sending()
+
+    def _read_what_is_left(self) -> None:
+        """A site that refuses an upload may close at once, and then the next write fails.
+
+        Its answer may have come before, and the event loop does not read it any more.
+        """
+        if self._transport.get_extra_info("ssl_object") is not None:
+            return
+        number = self._transport.get_extra_info("socket").fileno()
+        with suppress(OSError):
+            while data := os.read(number, READ_AT_ONCE):
+                self._inbox.add(bytearray(data))
 
     def pause_writing(self) -> None:
         self._can_write.clear()

@@ -33,7 +33,7 @@ class Inbox:
 
     def add(self, data: bytes | bytearray) -> None:
         self.came += data
-        if len(self.came) > self._most:
+        if len(self.came) > self._most and not self._transport.is_closing():
             self._is_paused = True
             self._transport.pause_reading()
         self._wake()
