@@ -127,6 +127,42 @@ class TestG1Requests:
             assert answer.endswith(b"/z h ")
             assert b"/p h hi" in answer
 
+    async def test_requests_behind_an_unanswered_one_are_read_in_small_parts(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They take memory only when their turn is near, and all are answered in their order."""
+        parsed = 0
+        may_answer = asyncio.Event()
+        parse = Protocol.on_headers_complete
+
+        def count_and_parse(self: Protocol) -> None:
+            nonlocal parsed
+            parsed += 1
+            parse(self)
+
+        async def wait_and_answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                await may_answer.wait()
+            await app(scope, receive, send)
+
+        monkeypatch.setattr(Protocol, "on_headers_complete", count_and_parse)
+        requests = [b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in range(5_000)]
+        async with running(wait_and_answer) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(b"".join(requests[:1]))
+            while not parsed:
+                await asyncio.sleep(0)
+            writer.write(b"".join(requests[1:]) + LAST)
+            for _ in range(100):  # it may read on, each time the app receives
+                await asyncio.sleep(0)
+            assert parsed < 1_000
+            may_answer.set()
+            async with asyncio.timeout(60):
+                answers = await reader.read()
+            writer.close()
+        bodies = [answer.partition(b"\r\n\r\n")[2] for answer in answers.split(b"HTTP/1.1 200 ")]
+        assert bodies[1:] == [*(b"/%d h " % number for number in range(5_000)), b"/z h "]
+
     @pytest.mark.parametrize(
         ("target", "host"),
         [

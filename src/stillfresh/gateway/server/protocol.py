@@ -8,6 +8,10 @@ any other, with its connection. Needs `stillfresh[web]`.
 parser and the app. For other requests, `_record` lets the app say how its answer may be given
 again. A refusal by the head alone takes its turn behind the answers that are under way.
 
+Requests that come before the answers to earlier ones wait for their turn (RFC 9112 §9.3.2).
+uvicorn parses all of them, and reads on with each answer; a client could so fill memory. Here bytes
+are parsed in slices, and only while no request waits; other bytes stay in `_waiting`, unread.
+
 A request leaves no reference cycle behind, or the garbage collector would stop the server for as
 long as it takes to find thousands of them. So what a request's own objects hold of its `cycle` is a
 weak reference.
@@ -27,6 +31,7 @@ from weakref import ref
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from stillfresh.gateway.server.access import AccessLog
@@ -38,6 +43,8 @@ from stillfresh.pages.routes import INTERIM
 
 LONGEST_HEAD: Final = 65_536
 """Bytes of a request line and its header fields; of trailers as well."""
+SLICE: Final = 16_384
+"""Bytes that are parsed at once: a few hundred of the shortest requests."""
 HEAD_TIME: Final = 30.0
 """Seconds for a head to come, from its first byte, or from the start of the connection."""
 TOO_LONG: Final = b"The request's head is too long.\n"
@@ -55,6 +62,24 @@ class Part(enum.Enum):
     NOTHING = enum.auto()
     HEAD = enum.auto()
     BODY = enum.auto()
+
+
+class HeldFlow(FlowControl):
+    """Does not read on while bytes wait to be parsed."""
+
+    is_held = False
+
+    def hold(self) -> None:
+        self.is_held = True
+        self.pause_reading()
+
+    def release(self) -> None:
+        self.is_held = False
+        self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            super().resume_reading()
 
 
 class Protocol(HttpToolsProtocol):
@@ -75,6 +100,8 @@ class Protocol(HttpToolsProtocol):
     _tunnel: ClientEnd | None = None
     _part = Part.NOTHING
     _unread = 0
+    _waiting = b""
+    """Bytes behind a request that waits for its turn."""
     _is_hung_up = False
     _timer: asyncio.TimerHandle | None = None
     _cycles: Sequence[RequestResponseCycle] = ()
@@ -88,6 +115,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow: HeldFlow = HeldFlow(transport)
         self._choose_hits()
         self._allow_versions()
         self._start_timer()
@@ -146,18 +174,43 @@ class Protocol(HttpToolsProtocol):
         super().shutdown()
 
     def data_received(self, data: bytes) -> None:
-        """Answer from the memos if they have this request; else parse it.
-
-        Bytes of a head that the parser has not finished are counted, and limited.
-        """
+        """Answer from the memos if they have this request; else parse it."""
         if self._is_idle() and (answer := self.hits.text(data)) is not None:
             self._give_again(answer)
-            return
-        if self._is_hung_up:
-            return
-        if self._tunnel is not None:
-            self._tunnel.inbox.add(data)
-            return
+        elif self._waiting:
+            self._waiting += data
+        else:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse these bytes, as long as no request waits for its turn."""
+        for at in range(0, len(data), SLICE):
+            if self._is_hung_up or (at and self.transport.get_protocol() is not self):
+                return
+            if self._tunnel is not None:
+                self._tunnel.inbox.add(data[at:])
+                return
+            if self.pipeline:
+                self._waiting = data[at:]
+                self.flow.hold()
+                return
+            self._parse_slice(data[at : at + SLICE])
+
+    def _parse_waiting(self) -> None:
+        """The last request that waited has its turn now."""
+        if not self.transport.is_closing():
+            data = self._waiting
+            self._waiting = b""
+            self.flow.release()
+            self._parse(data)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._waiting and not self.pipeline:
+            self.loop.call_soon(self._parse_waiting)
+
+    def _parse_slice(self, data: bytes) -> None:
+        """Bytes of a head that the parser has not finished are counted, and limited."""
         self._head = data if self._is_idle() and is_one_head(data) else None
         if self._part is not Part.BODY:
             self._start_timer()
@@ -173,7 +226,8 @@ class Protocol(HttpToolsProtocol):
         """True if nothing is half read, running, or waiting to be written."""
         return (
             self._part is Part.NOTHING
-            and not (self._unread or self._is_hung_up or self.pipeline or self.flow.write_paused)
+            and not (self._unread or self._is_hung_up or self.pipeline or self._waiting)
+            and not self.flow.write_paused
             and (self.cycle is None or self.cycle.response_complete)
             and not self.transport.is_closing()
         )
