@@ -298,6 +298,53 @@ class TestI25AnswersAreReadAsByH11:
         assert ours == read_by_h11("GET", [answer], may_switch=False)
 
 
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def reader_of(*parts: bytes) -> AnswerReader:
+    reader = AnswerReader("GET")
+    for part in parts:
+        reader.receive(part)
+    assert reader.head() is not None
+    return reader
+
+
+class TestI25Chunks:
+    def test_chunks_that_have_come_are_one_part(self) -> None:
+        """A site may send a chunk for each byte: the visitor gets them together."""
+        reader = reader_of(CHUNKED + b"1\r\nx\r\n" * 1_000 + b"2;a=b\r\nyz\r\n0\r\n\r\n")
+        assert reader.part() == b"x" * 1_000 + b"yz"
+        assert reader.is_complete
+        assert reader.part() == b""
+
+    def test_chunks_are_joined_wherever_they_are_split(self) -> None:
+        """The end of a chunk, or of its line, may come later."""
+        answer = b"1\r\na\r\n" * 3 + b"b;x\r\nhello world\r\n1\r\n!\r\n0\r\nT: 1\r\n\r\n"
+        for at in range(len(answer)):
+            reader = reader_of(CHUNKED, answer[:at])
+            body = b""
+            while (part := reader.part()) is not None:
+                body += part
+                if not part:
+                    break
+            reader.receive(answer[at:])
+            while part := reader.part():
+                body += part
+            assert (part, body, reader.is_complete) == (b"", b"aaahello world!", True)
+
+    @pytest.mark.parametrize("wrong", [b"zz\r\n", b"1\r\nxy\r\n", b"1\nx\r\n0\r\n\r\n"])
+    def test_what_came_before_a_faulty_chunk_is_passed_on_first(self, wrong: bytes) -> None:
+        """The visitor sees how far the answer was right."""
+        reader = reader_of(CHUNKED + b"1\r\na\r\n1\r\nb\r\n" + wrong)
+        part = reader.part()
+        assert part is not None
+        assert part.startswith(b"ab")
+        for _ in range(2):
+            with pytest.raises(SiteBroken):
+                reader.part()
+        assert not reader.is_complete
+
+
 def written_by_us(request: SiteRequest, parts: list[bytes]) -> bytes | None:
     writer = RequestWriter(request)
     try:

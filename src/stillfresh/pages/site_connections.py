@@ -283,7 +283,7 @@ class SiteConnection(asyncio.BufferedProtocol):
 
     @property
     def has_whole_answer(self) -> bool:
-        """True once the last bytes were returned. With chunks that is known only at their end."""
+        """True once the last bytes were returned. With chunks it may become known only later."""
         return self._answer.is_complete
 
     async def _send(self, data: bytes) -> None:

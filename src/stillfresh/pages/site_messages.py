@@ -158,6 +158,8 @@ class AnswerReader:
         self._is_until_end = False
         self._is_behind_chunk = False
         self._is_in_trailers = False
+        self._fault: SiteBroken | None = None
+        """What is wrong behind the last part."""
         self.unread = bytearray()
         self.is_complete = False
         self.may_stay = False
@@ -202,7 +204,43 @@ class AnswerReader:
         return self._taken(len(self.unread))
 
     def part(self) -> bytes | None:
-        """The next bytes of the body; empty when the answer is complete."""
+        """The next bytes of the body; empty when the answer is complete.
+
+        Chunks that are there are joined. A site may send a chunk for each byte, and what a part
+        costs on its way to the visitor is a thousand times what a byte costs.
+        """
+        if self._fault is not None:
+            raise self._fault
+        part = self._next_part()
+        if not part or not self._is_chunked:
+            return part
+        chunks: list[bytes | bytearray] = [part]
+        try:
+            while chunk := self._next_part():
+                chunks.append(chunk)
+                chunks += self._take_whole_chunks()
+        except SiteBroken as exc:  # what came before is passed on first
+            self._fault = exc
+        return b"".join(chunks)
+
+    def _take_whole_chunks(self) -> list[bytearray]:
+        """The chunks that are there to their last byte; the last one, and faulty ones, are left."""
+        if self._left or not self.unread.startswith(b"\r\n"):
+            return []
+        chunks: list[bytearray] = []
+        at = 0  # behind a chunk, and before the end of its line
+        while match := CHUNK_LINE.match(self.unread, at + 2):
+            begin = match.end()
+            end = begin + int(match[1], 16)
+            if end == begin or self.unread[end : end + 2] != b"\r\n":
+                break
+            chunks.append(self.unread[begin:end])
+            at = end
+        del self.unread[:at]
+        return chunks
+
+    def _next_part(self) -> bytes | None:
+        """The same, of one chunk at most."""
         if self._is_until_end:
             if self.unread:
                 return self._taken(len(self.unread))
@@ -243,7 +281,7 @@ class AnswerReader:
             raise _wrong("the size of a chunk cannot be read")
         self._left = int(match[1], 16)
         self._is_in_trailers = not self._left
-        return self.part()
+        return self._next_part()
 
     def _trailers(self) -> bytes | None:
         """They are read, because the answer ends behind them, and then dropped."""
@@ -252,7 +290,7 @@ class AnswerReader:
             return None
         _fields_in(lines)
         self._is_chunked = False
-        return self.part()
+        return self._next_part()
 
     def _lines(self) -> list[bytes] | None:
         """The lines up to an empty one."""

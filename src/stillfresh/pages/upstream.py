@@ -486,6 +486,7 @@ class Upstream:
         headers.append((b"via", _via(raw)))
         reading: asyncio.Future[None] | None = None
         spool: Spool | None = None
+        last_part = b""
         try:
             visitor.watch()  # what is left of its upload, the site did not want
             start = {"type": "http.response.start", "status": answer.status_code}
@@ -495,7 +496,8 @@ class Upstream:
                 limit = None if is_endless else self._timeout
                 while part := await connection.next_part(limit):
                     if connection.has_whole_answer:
-                        return part
+                        last_part = part
+                        break
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                 if is_framed_twice:
                     connection.close()
@@ -523,7 +525,7 @@ class Upstream:
                 await asyncio.wait([reading])
             if spool is not None:
                 spool.close()
-        return b""
+        return last_part
 
     async def _read_into(
         self,
