@@ -312,8 +312,9 @@ def sentences(measured: str, rules: str) -> dict[str, str]:
 
 
 def least_and_most(measured: str) -> tuple[str, str]:
-    """How long the quickest and the slowest of the others take for a hit."""
-    of_peers = [listed(measured, "a hot key, ns")[call] for call in PEERS.values()]
+    """How long the quickest and the slowest of the others take for a hit, each in every mode."""
+    calls = [*PEERS.values(), MOKA_PLAIN]
+    of_peers = [listed(measured, "a hot key, ns")[call] for call in calls]
     return microseconds(min(of_peers)), microseconds(max(of_peers))
 
 
@@ -336,7 +337,9 @@ def compared(measured: str) -> str:
     return (
         f"{lines}\n\n"
         "moka-py is in its waiting mode here (`wait_concurrent=True`). In its plain mode a hit "
-        f"takes {plain}, and callers that come during a load begin loads of their own.\n"
+        f"takes {plain}, and callers that come during a load begin loads of their own. aiocache is "
+        "used with `@cached`. Its `@cached_stampede` loads a cold key once in a process, and does "
+        "the same as `@cached` when a waiter is cancelled or the key is invalidated.\n"
     )
 
 

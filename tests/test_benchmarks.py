@@ -277,6 +277,18 @@ class TestT16HonestFigures:
         assert [row for row in of_redis if "async code" not in row and "sync code" not in row] == []
         assert "`wait_concurrent=True`" in comparison
 
+    def test_the_readme_compares_a_hit_with_every_mode_of_the_other_libraries(self) -> None:
+        """The quickest and the slowest of them; the bare `get` of a library loads nothing."""
+        lists = re.findall(r"- a hot key, ns:\n((?:  - .+\n)+)", command.PAGE.read_text())
+        libraries = ("moka-py", "cachebox", "async-lru", "theine", "aiocache", "cashews")
+        cached = rf"  - `(?:{'|'.join(libraries)})`, (?!a bare).+: (\S+)\n"
+        times = [float(time) / 1000 for time in re.findall(cached, "".join(lists))]
+        assert len(times) > len(libraries)
+        least, most = f"{min(times):.2g}", f"{max(times):.2g}"
+        readme = (ROOT / "README.md").read_text()
+        [stated] = re.findall(r"against ([\d.]+) µs to ([\d.]+) µs in six other", readme)
+        assert tuple(map(float, stated)) == (float(least), float(most))
+
 
 class TestT6Compare:
     def test_two_trees_are_compared_by_medians(self) -> None:
