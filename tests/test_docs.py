@@ -36,6 +36,7 @@ from stillfresh.integrations.http_cache.responses import ResponseCache
 from stillfresh.systems.waiting import WaitingCache
 from stillfresh.systems.waiting.client import WaitingClient
 from stillfresh.testing import ManualClock
+from tests.simulation.scenarios import SCENARIOS
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
@@ -349,6 +350,14 @@ def test_diagrams_are_drawn_from_the_code() -> None:
     assert [diagrams.drawn(page) for page in pages] == pages
     expected = ("due --> queued", "loading --> publishing", "engine --> stores")
     assert [it in page for it, page in zip(expected, pages, strict=True)] == [True, True, True]
+
+
+def test_every_scenario_of_the_simulator_has_a_row_that_says_what_runs() -> None:
+    """T1: in docs/reliability.md."""
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    described = page.partition("## What is simulated")[2].partition("## One run")[0]
+    rows = re.findall(r"^\| ([a-z ]+) \|", described, re.MULTILINE)
+    assert sorted(rows) == sorted(["scenario", *(name.replace("_", " ") for name in SCENARIOS)])
 
 
 def test_the_figures_of_readme_and_comparison_were_measured() -> None:
