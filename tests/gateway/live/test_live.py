@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import tracemalloc
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -13,6 +14,7 @@ from websockets.exceptions import InvalidStatus
 
 from stillfresh import Cache, ConfigError
 from stillfresh.gateway.live import Hub, Live
+from stillfresh.systems.coordinator import Kind
 from stillfresh.systems.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 from stillfresh.testing import ManualClock
 from tests.kit.live import Start, Upstream, until, viewing
@@ -630,6 +632,53 @@ class TestG4OneRefresh:
         assert len(upstream.calls) == 2 * one
 
 
+PRICES = [f"p{number}" for number in range(200)]
+SUBSCRIBE = json.dumps({"type": "subscribe", "items": [["price", id_] for id_ in PRICES]})
+
+
+async def view(live: Live, sent: Callable[[str], None], leave: asyncio.Event) -> None:
+    """Watch two hundred ids without a network, until told to leave."""
+    scope: Any = {"type": "websocket", "headers": [], "query_string": b"batch=1"}
+    messages = iter(
+        [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": SUBSCRIBE}]
+    )
+
+    async def receive() -> Any:
+        for message in messages:
+            return message
+        await leave.wait()
+        return {"type": "websocket.disconnect", "code": 1001}
+
+    async def send(message: Any) -> None:
+        if "text" in message:
+            sent(message["text"])
+
+    await live(scope, receive, send)
+
+
+class TestG20Frames:
+    async def test_the_news_of_one_moment_are_one_frame_that_is_encoded_once_for_all_viewers(
+        self, upstream: Upstream
+    ) -> None:
+        """Twenty viewers of two hundred ids, which one load refreshes: one frame for each."""
+        price = Kind("price", fetch=upstream.price, fresh_for="1h", max_batch=200)
+        async with Cache("memory://", clock=ManualClock()) as cache:
+            hub = Hub(cache, kinds=[price])
+            live = Live(hub, sleep=never)
+            leave = asyncio.Event()
+            frames: list[str] = []
+            viewers = [asyncio.create_task(view(live, frames.append, leave)) for _ in range(20)]
+            await until(lambda: "".join(frames).count('"type":"update"') == 20 * 200)
+            frames.clear()
+            await hub.resource("price").refresh(*PRICES)
+            await until(lambda: "".join(frames).count('"type":"update"') == 20 * 200)
+            leave.set()
+            await asyncio.gather(*viewers)
+            await live.close()
+        assert [frame.count('"type":"update"') for frame in frames] == [200] * 20
+        assert len({id(frame) for frame in frames}) == 1
+
+
 class TestG20Memory:
     async def test_a_session_with_two_hundred_ids_takes_at_most_28_kib(
         self, hub: Hub, monkeypatch: pytest.MonkeyPatch
@@ -637,34 +686,20 @@ class TestG20Memory:
         """Takes at most 28 KiB of ours: 60 KiB with what the server has for a connection."""
         monkeypatch.setattr("stillfresh.gateway.live.outbox.MOST_FRAMES", 1)
         live = Live(hub, sleep=never)
-        text = json.dumps({"type": "subscribe", "items": [["price", f"p{n}"] for n in range(200)]})
-        scope: Any = {"type": "websocket", "headers": [], "query_string": b"batch=1"}
-        told, leave = 0, asyncio.Event()
+        leave = asyncio.Event()
+        updates = 0
 
-        async def viewed() -> None:
-            said = iter(
-                [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": text}]
-            )
+        def count(frame: str) -> None:
+            nonlocal updates
+            updates += frame.count('"type":"update"')
 
-            async def receive() -> Any:
-                for message in said:
-                    return message
-                await leave.wait()
-                return {"type": "websocket.disconnect", "code": 1001}
-
-            async def send(message: Any) -> None:
-                nonlocal told
-                told += message.get("text", "").count('"type":"update"')
-
-            await live(scope, receive, send)
-
-        async def connected(count: int) -> list[asyncio.Task[None]]:
-            before = told
-            made = [asyncio.create_task(viewed()) for _ in range(count)]
-            await until(lambda: told == before + 200 * count)
-            await hub.resource("price").refresh(*(f"p{n}" for n in range(200)))
-            await until(lambda: told == before + 200 * count + 200 * live.snapshot()["connections"])
-            return made
+        async def connected(viewers: int) -> list[asyncio.Task[None]]:
+            before = updates + 200 * viewers
+            connections = [asyncio.create_task(view(live, count, leave)) for _ in range(viewers)]
+            await until(lambda: updates == before)
+            await hub.resource("price").refresh(*PRICES)
+            await until(lambda: updates == before + 200 * live.snapshot()["connections"])
+            return connections
 
         serving, used = list[asyncio.Task[None]](), list[int]()
         tracemalloc.start()

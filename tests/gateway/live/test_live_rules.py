@@ -291,7 +291,7 @@ class TestG4Frames:
 
 class TestE28Frames:
     def test_viewers_that_are_sent_the_same_share_one_frame(self) -> None:
-        """The same text for each, as long as its ages are as good as the same."""
+        """G20: the same text for each, as long as its ages are as good as the same."""
         clock, frames = ManualClock(100.0), Frames()
         news = {viewed(str(n)): made(n, clock) for n in range(3)}
         first, again, late = (frames.of(dict(news), now)[0] for now in (0.0, 0.04, 0.06))

@@ -224,7 +224,7 @@ class TestE28Bytes:
     async def test_a_frame_for_many_clients_is_encoded_once(
         self, hub: Hub, made: list[SocketProtocol], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The same bytes, not equal ones, are written to each; they are a whole frame."""
+        """G20: the same bytes, not equal ones, are written to each; they are a whole frame."""
         live = Live(hub, sleep=never)
         written: list[bytes] = []
         async with (
