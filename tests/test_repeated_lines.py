@@ -14,6 +14,15 @@ def lines() -> RepeatedLines:
     return RepeatedLines(logger)
 
 
+@pytest.fixture
+def flooded(lines: RepeatedLines, caplog: pytest.LogCaptureFixture) -> RepeatedLines:
+    """At second 1,000 it wrote as many lines as it may, and left five out."""
+    for _ in range(AT_ONCE + 5):
+        lines.warn(1_000.0, "before")
+    caplog.clear()
+    return lines
+
+
 def test_the_first_lines_are_all_written(
     lines: RepeatedLines, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -35,23 +44,17 @@ def test_after_that_one_line_in_ten_seconds_says_how_many_were_left_out(
 
 
 def test_a_quiet_time_lets_lines_through_again(
-    lines: RepeatedLines, caplog: pytest.LogCaptureFixture
+    flooded: RepeatedLines, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And the first of them says what was left out before."""
-    for _ in range(AT_ONCE + 5):
-        lines.warn(1_000.0, "before")
-    caplog.clear()
-    lines.warn(1_000.0 + 3_600, "after")
-    lines.warn(1_000.0 + 3_600, "after")
+    flooded.warn(1_000.0 + 3_600, "after")
+    flooded.warn(1_000.0 + 3_600, "after")
     assert caplog.messages == ["after; 5 more like it were left out", "after"]
 
 
 def test_a_clock_that_is_set_back_neither_ends_the_lines_nor_lets_all_through(
-    lines: RepeatedLines, caplog: pytest.LogCaptureFixture
+    flooded: RepeatedLines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(AT_ONCE + 5):
-        lines.warn(1_000.0, "before")
-    caplog.clear()
-    lines.warn(10.0, "set back")
-    lines.warn(20.0, "ten seconds later")
+    flooded.warn(10.0, "set back")
+    flooded.warn(20.0, "ten seconds later")
     assert caplog.messages == ["ten seconds later; 6 more like it were left out"]

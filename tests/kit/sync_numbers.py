@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
-from stillfresh import SyncCache
+from stillfresh import StoreError, SyncCache
 from stillfresh.sync import SyncResource
 from stillfresh.sync.loop_thread import LoopThread
+from tests.kit.sync import until
 
 
 def declared(cache: SyncCache, **options: Any) -> SyncResource[str, int]:
@@ -28,6 +29,36 @@ def opened(url: str, **options: Any) -> Iterator[SyncResource[str, int]]:
 def value(numbers: SyncResource[str, int], key: str = "a") -> int | None:
     answer = numbers.known([key]).get(key)
     return getattr(answer, "value", None)
+
+
+class Stoppable(Protocol):
+    """A server that a test can stop."""
+
+    def stop(self) -> None: ...
+
+    def start(self) -> None: ...
+
+
+def check_that_an_outage_is_told(server: Stoppable, url: str, message: str) -> None:
+    """A put raises StoreError; once the server is there again, puts are stored."""
+    with opened(url) as numbers:
+        numbers.put("a", 1)
+        server.stop()
+        with pytest.raises(StoreError, match=message):
+            numbers.put("a", 2)
+        with pytest.raises(StoreError):
+            numbers.invalidate("a")
+        server.start()
+        until(lambda: is_stored(numbers, 3))
+        assert value(numbers) == 3
+
+
+def is_stored(numbers: SyncResource[str, int], number: int) -> bool:
+    """Put a number. False if the store did not answer."""
+    try:
+        return numbers.put("a", number).stored
+    except StoreError:
+        return False
 
 
 def check_that_no_step_needs_the_loop(

@@ -156,6 +156,22 @@ async def tamper(raw: "Redis", prefix: str, data: st.DataObject) -> None:
             await raw.set(key, bytes(text) if text else data.draw(st.binary(max_size=9)))
 
 
+def tampered_redis(
+    valkey: Server, data: st.DataObject
+) -> tuple[Callable[[ManualClock], Store], Spoil]:
+    """How to open a store on keys of its own, and how to tamper with them."""
+    prefix = f"t-{uuid4().hex}"
+
+    async def spoil() -> None:
+        async with Redis.from_url(valkey.address) as raw:
+            await tamper(raw, prefix, data)
+
+    def new_store(clock: ManualClock) -> RedisStore:
+        return RedisStore(valkey.address, prefix=prefix, clock=clock, timeout=30)
+
+    return new_store, spoil
+
+
 @SLOW
 class TestT5TamperedRedis:
     @FEW
@@ -164,15 +180,7 @@ class TestT5TamperedRedis:
         self, valkey: Server, data: st.DataObject
     ) -> None:
         """Of whatever version; and what is refreshed is stored, with its tags."""
-        prefix = f"t-{uuid4().hex}"
-
-        async def spoil() -> None:
-            async with Redis.from_url(valkey.address) as raw:
-                await tamper(raw, prefix, data)
-
-        def new_store(clock: ManualClock) -> RedisStore:
-            return RedisStore(valkey.address, prefix=prefix, clock=clock, timeout=30)
-
+        new_store, spoil = tampered_redis(valkey, data)
         asyncio.run(asyncio.wait_for(used(new_store, spoil), LIMIT))
 
     @FEW
@@ -181,15 +189,7 @@ class TestT5TamperedRedis:
         self, valkey: Server, data: st.DataObject
     ) -> None:
         """S15: stamps, versions, counters and epochs, too: no put is refused for ever."""
-        prefix = f"t-{uuid4().hex}"
-
-        async def spoil() -> None:
-            async with Redis.from_url(valkey.address) as raw:
-                await tamper(raw, prefix, data)
-
-        def new_store(clock: ManualClock) -> RedisStore:
-            return RedisStore(valkey.address, prefix=prefix, clock=clock, timeout=30)
-
+        new_store, spoil = tampered_redis(valkey, data)
         asyncio.run(asyncio.wait_for(put_over(new_store, spoil), LIMIT))
 
 

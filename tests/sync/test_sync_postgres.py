@@ -23,7 +23,14 @@ from stillfresh.sync import SyncResource
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.servers.postgres import HOST, PostgresServer, postgres_serving
 from tests.kit.sync import Calling, until
-from tests.kit.sync_numbers import check_that_no_step_needs_the_loop, declared, opened, value
+from tests.kit.sync_numbers import (
+    check_that_an_outage_is_told,
+    check_that_no_step_needs_the_loop,
+    declared,
+    is_stored,
+    opened,
+    value,
+)
 
 KIND = "number"
 
@@ -107,23 +114,9 @@ class TestE20ThreadsUsePostgres:
 
     def test_a_server_that_goes_away_is_told_and_comes_back(self, server: PostgresServer) -> None:
         """A put raises StoreError; once the server is there again, puts are stored."""
-        with opened(server.new_store()) as numbers:
-            numbers.put("a", 1)
-            server.stop()
-            with pytest.raises(StoreError, match="the PostgreSQL server is unavailable"):
-                numbers.put("a", 2)
-            with pytest.raises(StoreError):
-                numbers.invalidate("a")
-            server.start()
-
-            def stored() -> bool:
-                try:
-                    return numbers.put("a", 3).stored
-                except StoreError:
-                    return False
-
-            until(stored)
-            assert value(numbers) == 3
+        check_that_an_outage_is_told(
+            server, server.new_store(), "the PostgreSQL server is unavailable"
+        )
 
     def test_a_server_that_hangs_ends_a_step_at_the_time_out(
         self, url: str, postgres: PostgresServer
@@ -133,14 +126,7 @@ class TestE20ThreadsUsePostgres:
             numbers.put("a", 1)
         hasty = url.replace("timeout=30s", "timeout=200ms")
         with opened(hasty) as numbers:
-
-            def stored() -> bool:
-                try:
-                    return numbers.put("a", 2).stored
-                except StoreError:  # this machine is slow just now
-                    return False
-
-            until(stored)
+            until(lambda: is_stored(numbers, 2))  # not at once if this machine is slow just now
             with (
                 rows_locked(postgres, url),
                 pytest.raises(StoreError, match="unavailable: TimeoutError"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stillfresh import StillfreshError, StoreError, SyncCache
+from stillfresh import StillfreshError, SyncCache
 from stillfresh.stores.redis import threads as redis_threads
 from stillfresh.stores.redis.threads import TimedReplies
 from stillfresh.sync import SyncResource
@@ -24,7 +24,13 @@ from stillfresh.turns import THIS_THREAD, SharedLoop, outside
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.servers.valkey import HOST, Server, binary_of, serving
 from tests.kit.sync import Calling, until
-from tests.kit.sync_numbers import check_that_no_step_needs_the_loop, declared, opened, value
+from tests.kit.sync_numbers import (
+    check_that_an_outage_is_told,
+    check_that_no_step_needs_the_loop,
+    declared,
+    opened,
+    value,
+)
 
 
 @pytest.fixture
@@ -84,23 +90,7 @@ class TestE20ThreadsWrite:
 
     def test_a_server_that_goes_away_is_told_and_comes_back(self, server: Server) -> None:
         """A put raises StoreError; once the server is there again, puts are stored."""
-        with opened(server.url()) as numbers:
-            numbers.put("a", 1)
-            server.stop()
-            with pytest.raises(StoreError, match="the Redis server is unavailable"):
-                numbers.put("a", 2)
-            with pytest.raises(StoreError):
-                numbers.invalidate("a")
-            server.start()
-
-            def stored() -> bool:
-                try:
-                    return numbers.put("a", 3).stored
-                except StoreError:
-                    return False
-
-            until(stored)
-            assert value(numbers) == 3
+        check_that_an_outage_is_told(server, server.url(), "the Redis server is unavailable")
 
     def test_hooks_see_the_steps_of_threads_in_their_own_thread(self, server: Server) -> None:
         """G15: as they see those of the loop."""

@@ -198,7 +198,7 @@ class TestE20ThreadsAreInterrupted:
     def test_the_thread_gets_what_its_loader_raised_and_others_an_error(
         self, cache: SyncCache, prices: SyncPrices, upstream: PlainUpstream, error: BaseException
     ) -> None:
-        """E25: no cooldown begins, the lease is given back, and the next read loads."""
+        """E20, E25: no cooldown begins, the lease is given back, and the next read loads."""
         upstream.error = error
         with held(upstream):
             one = Calling(prices, "a")

@@ -157,24 +157,6 @@ class TestE20Errors:
         assert len({id(error) for error in errors}) == 3
         assert {error.__cause__ for error in errors} == {upstream.error}
 
-    @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
-    def test_an_interrupt_ends_the_thread_that_loads(
-        self, cache: SyncCache, prices: SyncPrices, upstream: PlainUpstream, error: BaseException
-    ) -> None:
-        """It is raised there, the others fail; the lease is given back, and no cooldown begins."""
-        upstream.error = error
-        with held(upstream):
-            one = Calling(prices, "a")
-            assert upstream.asked.acquire(timeout=20)
-            other = Calling(prices, "a")
-            until(lambda: cache.stats().resources["price"].coalesced == 1)
-        with pytest.raises(type(error)):
-            one.result()
-        with pytest.raises(LoadFailed, match=f"was interrupted: {type(error).__name__}"):
-            other.result()
-        upstream.error = None
-        assert prices("a") == Price("a", 1)
-
     def test_a_stop_iteration_is_only_an_error(
         self, prices: SyncPrices, upstream: PlainUpstream
     ) -> None:
