@@ -57,7 +57,8 @@ from stillfresh.testing import ManualClock
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # a script's path begins with its own folder
 
-from tests.kit.servers.valkey import Server, binary_of, eventually, serving  # noqa: E402 (see above)
+from tests.kit.engine import until  # noqa: E402 (see above)
+from tests.kit.servers.valkey import Server, binary_of, serving  # noqa: E402 (see above)
 
 SRC = Path(stillfresh.__file__).parent
 OURS = f"{SRC}{os.sep}"
@@ -253,13 +254,13 @@ async def tag_with_push(folder: Path, notes: Notes) -> None:
 
         async with ours, theirs:
             await prices.get("sku-1")
-            await eventually(lambda: _is_listening(ours))
+            await until(lambda: _is_listening(ours))
             clock.advance(1)
             await prices.refresh("sku-1")
             _expect(is_so=prices.get_nowait("sku-1") is not None)
             async with notes.noting():
                 await theirs.invalidate_tag("shop")
-                await eventually(lambda: not is_in_memory())
+                await until(lambda: not is_in_memory())
                 answer = await prices.get("sku-1")
             _expect(is_so=answer.origin is stillfresh.Origin.LOADED)
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from stillfresh.cli.program import Command, age_text, moment_text, plain, size_t
 from stillfresh.errors import without_password
 from tests.kit.cli import COMMAND, call, filled, interruptible, neighbours, put, said, stillfresh
 from tests.kit.servers.valkey import Server, free_port
+from tests.kit.sync import until
 
 HOUR = Policy(3600)
 ROOT = Path(__file__).parent.parent.parent
@@ -347,13 +348,6 @@ class TestG10Ends:
         found = stillfresh("inspect", str(path), env={**os.environ, "PYTHONIOENCODING": "latin-1"})
         assert found.returncode == 0, found.stderr
         assert r"\u043a\u043b\u044e\u0447" in found.stdout
-
-
-def until(is_so: Callable[[], bool], seconds: float = 60) -> None:
-    """Real processes are waited for by their own signs."""
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
 
 
 def on_a_terminal(arguments: list[str], **environment: str) -> str:

@@ -135,7 +135,7 @@ class TestE21Loops:
             watches.append(prices.watch("a"))
             watches[0].__enter__()
             await prices.get("a")
-            await asyncio.sleep(0.01)
+            await turns()
 
         loop = asyncio.new_event_loop()
         loop.run_until_complete(begin())

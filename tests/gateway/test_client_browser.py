@@ -5,7 +5,7 @@ import json
 from playwright.async_api import Page
 
 from tests.kit.browser_site import AUTOMATIC, Site, show, text_is
-from tests.kit.live import until
+from tests.kit.engine import until
 
 BY_CODE = """<script type="module">
 import {connect, watch} from "/stillfresh.js";

@@ -8,7 +8,7 @@ from playwright.async_api import Page, WebSocketRoute
 
 from stillfresh.gateway.live.messages import Close
 from tests.kit.browser_site import Site, show, text_is
-from tests.kit.live import until
+from tests.kit.engine import until
 
 QUICK = "{minPause: 20, maxPause: 100}"
 

@@ -34,6 +34,7 @@ from stillfresh.stores.contract import Costs, StoreStats
 from stillfresh.stores.memory import MemoryStore
 from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
+from tests.kit.engine import until
 
 TOKEN = "correct-horse"  # noqa: S105 (of the tests)
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -617,12 +618,6 @@ class TestG6Actions:
             assert await every(client) == ["a"]
             assert (await client.delete("api/entries/price/a")).status_code == 405
             assert (await client.post("api/stats")).status_code == 405
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 READING = ("", "dashboard.js", "api/stats", "api/history", "api/entries", "api/entries/price/a")

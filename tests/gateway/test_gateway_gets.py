@@ -28,6 +28,7 @@ from stillfresh.gateway.serving import gateway_of
 from stillfresh.http.client import new_client
 from stillfresh.http.fields import http_date_text
 from stillfresh.stores.contract import Copy, Mark
+from tests.kit.engine import until
 from tests.kit.gateway import running
 
 
@@ -101,8 +102,7 @@ class TestG11Gets:
         async with world(api, concurrency=3, headers={"X-Key": "k"}) as (client, _):
             ids = [f"i{n}" for n in range(8)]
             reading = asyncio.ensure_future(client.post("/v1/item/batch", json={"ids": ids}))
-            while api.at_once < 3:
-                await asyncio.sleep(0.01)
+            await until(lambda: api.at_once == 3)
             api.gate.set()
             answer = await reading
         assert [it["value"]["id"] for it in answer.json()["items"]] == ids
@@ -408,8 +408,7 @@ class TestG11Terms:
         api.headers, api.gate = {"cache-control": "no-store"}, asyncio.Event()
         async with world(api, terms="upstream") as (client, _):
             reading = [asyncio.ensure_future(client.get("/v1/item/a")) for _ in range(3)]
-            while not api.asked:
-                await asyncio.sleep(0.01)
+            await until(lambda: api.asked)
             api.gate.set()
             answers = [await it for it in reading]
             assert len(api.asked) == 1
@@ -437,8 +436,7 @@ class TestG11Everywhere:
             told = (await client.get("/_stillfresh/api/entries/item/a")).json()
             with app.hub.connect() as connection:
                 connection.subscribe("item", "b")
-                while not connection.take(10):
-                    await asyncio.sleep(0.01)
+                await until(lambda: connection.take(10))
         assert again.status_code == 304
         assert "/v1/item/{id}" in described["paths"]
         shown = msgspec.json.decode(told["value"]["text"])

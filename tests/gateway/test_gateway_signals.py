@@ -6,8 +6,7 @@ import re
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from tests.kit.cli import COMMAND, stillfresh
+from tests.kit.sync import until
 
 KIND = '[kinds.{name}]\nurl = "http://127.0.0.1:1/{{id}}"\nfresh_for = "1h"\n'
 BOTH = pytest.mark.parametrize("workers", [1, 2])
@@ -52,13 +52,6 @@ def status(path: Path, url: str) -> int:
     """On a connection of its own: any worker may take it."""
     with asking(path) as client:
         return client.get(url).status_code
-
-
-def until(is_so: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 class TestG17Uds:

@@ -20,8 +20,9 @@ from stillfresh.integrations.own_writes import ReadYourWrites
 from stillfresh.pages import IsrMiddleware, PageCache
 from stillfresh.systems.coordinator import Kind
 from tests.gateway.test_client_edges import by_code
+from tests.kit.engine import until
 from tests.kit.gateway import client_of, running
-from tests.kit.live import Upstream, Viewer, until, viewing
+from tests.kit.live import Upstream, Viewer, viewing
 from tests.kit.processes import command
 from tests.kit.serve import Proxy, started
 

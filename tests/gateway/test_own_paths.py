@@ -17,9 +17,10 @@ from stillfresh.errors import ConfigError
 from stillfresh.gateway import gateway
 from stillfresh.gateway.server.listening import server_config
 from stillfresh.systems.coordinator import Kind
-from tests.gateway.test_gateway_signals import asking, serving, until
+from tests.gateway.test_gateway_signals import asking, serving
 from tests.kit.gateway import client_of, running
 from tests.kit.http_site import serving_site
+from tests.kit.sync import until
 
 PREFIX = "/_cache"
 OURS = (

@@ -170,10 +170,10 @@ class TestE20Stale:
         make.gate.set()
         make.ended.acquire()
         assert make.ended.acquire(timeout=30)
-        eventually(lambda: cache.get("a") == 2)
+        until(lambda: cache.get("a") == 2)
         assert make.calls[0] is threading.current_thread() is not make.calls[1]
         assert (len(make.calls), make.languages[1]) == (2, "de")
-        eventually(lambda: opened[1].connection is None)
+        until(lambda: opened[1].connection is None)
         assert opened[0].connection is not None
         connections.close_all()
 
@@ -378,7 +378,7 @@ class TestE8Tags:
         make.gate.clear()
         with ThreadPoolExecutor(1) as pool:
             loading = pool.submit(cache.get_or_set, "a", make, tags=["shop"])
-            eventually(lambda: make.calls)
+            until(lambda: make.calls)
             cache.invalidate_tag("shop")
             make.gate.set()
             assert loading.result(30) == 1
@@ -477,16 +477,6 @@ class TestE20Settings:
         cache.close()
         assert cache.get("a") == 1
         assert set(threading.enumerate()) >= before
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """What another thread does comes when it comes."""
-    waiting = threading.Event()
-    for _ in range(1000):
-        if condition():
-            return
-        waiting.wait(0.01)
-    raise AssertionError("it never came")
 
 
 def values_of(cache: Any) -> list[object]:

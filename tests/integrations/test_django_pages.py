@@ -9,9 +9,10 @@ import pytest
 
 from stillfresh import ConfigError, StoreError
 from stillfresh.testing import ManualClock
-from tests.integrations.test_django_cache import THREADS, eventually, together
+from tests.integrations.test_django_cache import THREADS, together
 from tests.kit import shop
 from tests.kit.servers.valkey import Server, binary_of, serving
+from tests.kit.sync import until
 
 shop.configure()
 
@@ -130,7 +131,7 @@ class TestE2Pages:
         stale = page(REQUESTS.get("/"))["Cache-Status"]
         view.gate.set()
         assert stale == "stillfresh; hit; ttl=-4; detail=stale"
-        eventually(lambda: text(page(REQUESTS.get("/"))) != "page 1")
+        until(lambda: text(page(REQUESTS.get("/"))) != "page 1")
 
     def test_a_view_that_may_not_be_cached_says_that_it_is_not_stored(self, cache: Any) -> None:
         """I14: behind what another cache has said of it."""
@@ -154,7 +155,7 @@ class TestE2Pages:
             view.gate.clear()
             assert [text(page(REQUESTS.get("/"))) for _ in range(3)] == ["page 1"] * 3
             view.gate.set()
-            eventually(lambda: text(page(REQUESTS.get("/"))) == "page 2")
+            until(lambda: text(page(REQUESTS.get("/"))) == "page 2")
         assert len(view.renders) == 2
         assert view.renders[1].startswith("stillfresh-")
         assert view.renders[1].endswith(" de")

@@ -17,10 +17,10 @@ from stillfresh.errors import NotOpen, StoreError
 from stillfresh.gateway import gateway
 from stillfresh.integrations.postgres import OutboxConsumer, consumer, consumer_lags, outbox_sql
 from stillfresh.stores.memory import MemoryStore
+from tests.kit.engine import until
 from tests.kit.held_store import SteppedStore
 from tests.kit.outbox import PRODUCTS, TABLES, Link, Shop, database_at, rows, waiting_rows
 from tests.kit.servers.postgres import PostgresServer, postgres_serving
-from tests.kit.servers.valkey import eventually
 
 PAIR = "INSERT INTO products VALUES (1, 'tea', 'eu'), (2, 'cup', 'eu')"
 RENAME = "UPDATE products SET name = %s WHERE id = %s"
@@ -336,7 +336,7 @@ class TestE6Faults:
         async with opened(link, store, max_lag="1ms") as (shop, consumer):
             store.broken.add("invalidate_tag")
             link.execute(RENAME, ("new", 1))
-            await eventually(lambda: "cannot invalidate_tag" in caplog.text)
+            await until(lambda: "cannot invalidate_tag" in caplog.text)
             assert (consumer.lag > 0, waiting_rows(link)) == (True, 2)
             store.broken.clear()
             await consumer.caught_up()
@@ -433,7 +433,7 @@ class TestE6Faults:
             await following.caught_up()
             assert await loads_of() == 0
             await asyncio.to_thread(server.stop)
-            await eventually(lambda: following.lag >= 0.3)
+            await until(lambda: following.lag >= 0.3)
             (server.data / "recovery.signal").touch()  # as after a failover: a new timeline
             server.settings = (*server.settings, "restore_command=false")
             await asyncio.to_thread(server.start)
@@ -515,7 +515,7 @@ class TestE6Life:
         async with Cache("memory://") as cache:
             nowhere = "postgresql://postgres@127.0.0.1:1/none"
             async with OutboxConsumer(cache, nowhere, "shop") as following:
-                await eventually(lambda: "tried again" in caplog.text)
+                await until(lambda: "tried again" in caplog.text)
                 assert (await cache.stats()).lags["shop"].seconds > 0
         with pytest.raises(NotOpen, match="this consumer is closed"):
             await following.caught_up()

@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from tests.gateway.test_gateway_serve import at, served
+from tests.kit.engine import until
 from tests.kit.gateway import running
 from tests.kit.outbox import PRODUCTS, TABLES, Link, database_at, rows
 from tests.kit.servers.postgres import PostgresServer
@@ -49,8 +50,8 @@ class TestE8Gateway:
                 consumer = "shop"
             """)
             async with served(file, "--workers", "2") as (url, _), at(url) as client:
-                while rows(link, "SELECT count(seen) FROM stillfresh_outbox.consumer") == [(0,)]:
-                    await asyncio.sleep(0.01)
+                seen = "SELECT count(seen) FROM stillfresh_outbox.consumer"
+                await until(lambda: rows(link, seen) != [(0,)])
                 while "hit" not in (await client.get("/")).headers["cache-status"]:
                     await asyncio.sleep(0.01)
                 link.execute("UPDATE products SET name = 'green tea'")

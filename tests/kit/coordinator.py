@@ -1,6 +1,5 @@
 """What the coordinator's tests share: a nexus held in the hand, and a way to wait."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,18 +137,3 @@ def made(folder: Path, clock: ManualClock, config: TtlConfig | None = None, **op
 
 def milliseconds(clock: ManualClock) -> int:
     return round(clock() * 1000)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until something has happened."""
-    turn = 0
-    async with asyncio.timeout(60):
-        while not condition():
-            turn += 1
-            await asyncio.sleep(0 if turn < 100 else 0.001)
-
-
-async def turns(count: int = 50) -> None:
-    """Let everything run that can."""
-    for _ in range(count):
-        await asyncio.sleep(0)

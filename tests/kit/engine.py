@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from stillfresh.engine.watcher import Watcher
 from tests.kit.gates import Gated
 
 V = TypeVar("V")
+PATIENCE = 60.0
+"""Seconds: on a busy machine, a process may take half of that to start."""
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -98,12 +101,14 @@ async def turns(count: int = 50) -> None:
         await asyncio.sleep(0)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until something has happened; a thread gets time to make it happen."""
+async def until(is_so: Callable[[], object]) -> None:
+    """Let the loop run until something has happened; threads and servers get time for it, too."""
+    deadline = time.monotonic() + PATIENCE
     for turn in itertools.count():
-        if condition():
+        if is_so():
             return
-        await asyncio.sleep(0 if turn < 100 else 0.001)
+        assert time.monotonic() < deadline, f"it did not happen within {PATIENCE} s"
+        await asyncio.sleep(0 if turn < 100 else 0.002)
 
 
 # Systems on the engine use more methods of a resource than applications do. Tests of these methods

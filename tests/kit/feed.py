@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ import apsw
 import msgspec
 
 from stillfresh.systems.feed import Comment, FeedCacheUpdated, FeedEngine, Topic
+from tests.kit.engine import until
 
 T = TypeVar("T")
 NOW = 1_700_000_000.0
@@ -239,17 +240,6 @@ class Sleeper:
                 future.set_result(None)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until something has happened."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE
-    turn = 0
-    while not condition():
-        assert loop.time() < deadline, "waited in vain"
-        turn += 1
-        await asyncio.sleep(0 if turn < 100 else 0.001)
-
-
 async def is_loading(engine: FeedEngine) -> bool:
     """True while the engine loads a key."""
     stats = await engine._loads.stats()
@@ -262,12 +252,6 @@ async def idle(engine: FeedEngine) -> None:
     deadline = loop.time() + PATIENCE
     while engine._refreshing or await is_loading(engine):
         assert loop.time() < deadline, "still loading"
-        await asyncio.sleep(0)
-
-
-async def turns(count: int = 50) -> None:
-    """Let everything run that can."""
-    for _ in range(count):
         await asyncio.sleep(0)
 
 

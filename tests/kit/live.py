@@ -27,7 +27,6 @@ __all__ = [
     "never",
     "sent_raw",
     "served",
-    "until",
     "viewing",
 ]
 
@@ -164,13 +163,6 @@ async def viewing(port: int, path: str = "/v1/live", **options: Any) -> AsyncIte
 async def never(_: float) -> None:
     """A sleep without an end."""
     await asyncio.Event().wait()
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    """What must come to be, soon."""
-    async with asyncio.timeout(PATIENCE):
-        while not is_so():
-            await asyncio.sleep(0.01)
 
 
 async def handshaken(port: int) -> socket.socket:

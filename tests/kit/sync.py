@@ -1,12 +1,13 @@
 """What the tests of SyncCache share: an upstream of plain functions, and calls in threads."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from stillfresh import SyncCache, SyncResource
-from tests.kit.engine import Price
+from tests.kit.engine import PATIENCE, Price
 
 T = TypeVar("T")
 
@@ -88,14 +89,13 @@ class Calling:
         return self._value
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Looks every millisecond; what is waited for happens in another thread."""
-    looking = threading.Event()
-    for _ in range(20_000):
-        if condition():
-            return
-        looking.wait(0.001)
-    raise AssertionError("it did not happen within 20 s")
+def until(is_so: Callable[[], object]) -> None:
+    """Wait for what another thread or another process does."""
+    deadline = time.monotonic() + PATIENCE
+    pause = threading.Event()
+    while not is_so():
+        assert time.monotonic() < deadline, f"it did not happen within {PATIENCE} s"
+        pause.wait(0.002)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
@@ -27,6 +26,7 @@ from stillfresh.systems.feed.http import HttpFeedSource
 from stillfresh.systems.waiting.client import WaitingClient
 from stillfresh.testing import ManualClock
 from tests.kit.coordinator import VIEWER, post
+from tests.kit.engine import until
 from tests.kit.servers.raw import RawUpstream
 
 __all__ = ["DOORS", "Door", "until"]
@@ -220,9 +220,3 @@ DOORS: dict[str, type[Door]] = {
     "nexus": NexusDoor,
     "waiting": WaitingDoor,
 }
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not is_so():
-            await asyncio.sleep(0.001)

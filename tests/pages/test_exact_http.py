@@ -2,11 +2,10 @@
 
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from socket import create_server, socket
+from socket import create_connection, create_server, socket
 
 import pytest
 
@@ -21,6 +20,7 @@ from stillfresh.testing import ManualClock
 from tests.kit.isr import Site, as_it_says, in_front
 from tests.kit.serve import KeptSite, Proxy, raw_site
 from tests.kit.servers.valkey import free_port
+from tests.kit.sync import until
 
 NOBODY = Path(__file__).parent.parent / "kit" / "tls" / "nobody.pem"
 """A certificate that its own key has signed, and the key."""
@@ -245,9 +245,7 @@ class TestI34Drain:
         for _ in range(3):
             assert "connection" not in proxy.get("/kept").headers
         proxy.process.terminate()
-        deadline = time.monotonic() + 20
-        while proxy.get("/readyz").status_code != 503 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: proxy.get("/readyz").status_code == 503)
         for path in ("/kept", "/readyz", "/kept"):
             answer = proxy.get(path)
             assert answer.headers["connection"] == "close", path
@@ -271,11 +269,21 @@ class TestI34Drain:
         thread.start()
         assert site.until(lambda: len(site.asked) == 1)
         proxy.process.terminate()
-        time.sleep(0.5)  # not to pass: without it, the answer may come before the signal
+        until(lambda: is_refused(proxy.url))  # else the answer may come before the signal
         go.set()
         thread.join(20)
         assert raw[0].endswith(b"kept")
         assert b"\r\nconnection: close\r\n" in raw[0]
+
+
+def is_refused(url: str) -> bool:
+    """True once nothing listens there any more."""
+    _, _, port = url.rpartition(":")
+    try:
+        create_connection(("127.0.0.1", int(port))).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_i34_a_failed_load_of_an_unreachable_site_names_no_status() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from stillfresh.pages import PageCache
 from stillfresh.testing import ManualClock
+from tests.kit.engine import turns
 from tests.kit.isr import Site, as_it_says, in_front
 
 if TYPE_CHECKING:
@@ -346,7 +347,7 @@ class TestI31SiteCopy:
             asyncio.create_task(visit(headers={"accept-encoding": accepted}))
             for accepted in ("gzip", "identity", "br")
         ]
-        await asyncio.sleep(0.1)  # they wait for the first one's load
+        await turns()  # they wait for the first one's load
         encoding_site.let_go()
         told = await asyncio.gather(first, *others)
         assert [it.headers.get("content-encoding") for it in told] == ["gzip", "gzip", None, None]
@@ -455,7 +456,7 @@ class TestI31SiteCopy:
         first = await site.holding(visit())
         await pages.revalidate("/pricing")
         later = asyncio.create_task(visit())
-        await asyncio.sleep(0.1)  # it waits for the next load
+        await turns()  # it waits for the next load
         site.let_go()
         assert [(await first).text, (await later).text] == ["page 2", "page 3"]
 

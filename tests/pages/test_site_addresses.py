@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from stillfresh.pages.site_addresses import (
     leaves_base,
 )
 from stillfresh.pages.upstream import Upstream
+from tests.kit.engine import until
 from tests.kit.http_site import Site, SiteAnswer, SiteRequest, serving_site
 from tests.kit.serve import Proxy
 from tests.kit.servers.valkey import free_port
@@ -74,12 +75,6 @@ async def running(upstream: Upstream) -> AsyncIterator[None]:
         if step == "startup":
             yield
     await task
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 def closing(_: SiteRequest) -> SiteAnswer:

@@ -17,6 +17,7 @@ from stillfresh.pages.upstream import UploadRate, Upstream
 from stillfresh.testing import ManualClock
 from tests.kit.isr import as_it_says, in_front
 from tests.kit.serve import KeptSite, Proxy
+from tests.kit.sync import until
 
 HURRIED = """
 from stillfresh.cli import main
@@ -133,9 +134,7 @@ class TestI33FullPool:
         assert (ready.status_code, ready.json()["site"]) == (503, "full")
         assert use == metric(proxy, "stillfresh_max_site_connections", "visitors") == 3
         assert site.until(lambda: site.open <= 1)
-        deadline = time.monotonic() + 20
-        while proxy.get("/readyz").status_code != 200 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: proxy.get("/readyz").status_code == 200)
         assert proxy.get("/own").text == "own"
         assert proxy.get("/readyz").json() == {"status": "ready", "stores": ready.json()["stores"]}
         assert 'stillfresh_bypassed_total{reason="site-full"} 2' in proxy.get("/metrics").text

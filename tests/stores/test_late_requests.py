@@ -13,6 +13,7 @@ from stillfresh.stores.dynamodb import DynamoStore
 from stillfresh.stores.dynamodb.leases import Leases
 from stillfresh.stores.redis import RedisStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import until
 from tests.kit.late_steps import KIND, NOW, leased, opened, publishes
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.proxies.lossy import LossyProxy, lossy
@@ -116,8 +117,7 @@ class TestS15LeasesLeftBehind:
         """It arrived, and nobody heard the answer."""
         proxy.lose("silently", to=b"EVALSHA", times=1, waits=True)
         asking = asyncio.create_task(leased(store))
-        while not proxy.lost:
-            await asyncio.sleep(0.01)
+        await until(lambda: proxy.lost)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking

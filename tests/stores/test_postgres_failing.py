@@ -18,10 +18,11 @@ from stillfresh.stores.postgres import create, describe, link
 from stillfresh.stores.postgres.link import PgLink, connected_to
 from stillfresh.stores.postgres.schema import VERSION
 from stillfresh.stores.urls import store_for
+from tests.kit.engine import until
 from tests.kit.full_store import FullStore, full_store_for
 from tests.kit.proxies.flaky import FlakyProxy, Loss
 from tests.kit.servers.postgres import HOST, PostgresServer, postgres_serving
-from tests.kit.servers.valkey import eventually, free_port
+from tests.kit.servers.valkey import free_port
 
 KIND = "price"
 LOSSES: list[Loss] = ["replies", "requests"]
@@ -364,7 +365,7 @@ class TestS11Connections:
                 holder.execute(f"SELECT 1 FROM {schema}.entry FOR UPDATE".encode())
                 invalidating = asyncio.create_task(store.invalidate_tag("eu"))
                 asked = f"{waits} AND application_name = '{schema}'"
-                await eventually(lambda: postgres.execute(asked) == [(1,)])
+                await until(lambda: postgres.execute(asked) == [(1,)])
                 part = await copy_in(other, "part")
                 assert part is not None
                 assert part.mark is Mark.NONE
@@ -524,7 +525,7 @@ class TestS11Refused:
                     await second.invalidate(KIND, ["a"])
                 await store.close()
                 asked = f"SELECT count(*) FROM pg_stat_activity WHERE usename='{name_of(app)}'"
-                await eventually(lambda: postgres.execute(asked) == [(0,)])
+                await until(lambda: postgres.execute(asked) == [(0,)])
                 await second.invalidate(KIND, ["a"])
 
     async def test_a_statement_time_out(
@@ -557,7 +558,7 @@ class TestS11Refused:
             step = asyncio.create_task(store.invalidate(KIND, ["a", "b"]))
             waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
             await one.execute("SET LOCAL deadlock_timeout = '30s'")
-            await eventually(lambda: postgres.execute(waiting) == [(1,)])
+            await until(lambda: postgres.execute(waiting) == [(1,)])
             await one.execute(row, (b"a",))  # waits until the server has undone our step
             await one.rollback()
             await step
@@ -717,10 +718,10 @@ class TestS11Away:
                 assert await publishes(store, await lease_of(store))
                 position = mortal.execute("SELECT pg_current_wal_lsn()")[0][0]
                 replayed = f"SELECT pg_last_wal_replay_lsn() >= '{position}'"
-                await eventually(lambda: standby.execute(replayed) == [(True,)])
+                await until(lambda: standby.execute(replayed) == [(True,)])
                 standby.execute("ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
                 hears = "SELECT count(*) FROM pg_stat_wal_receiver"
-                await eventually(lambda: standby.execute(hears) == [(0,)])
+                await until(lambda: standby.execute(hears) == [(0,)])
                 await store.invalidate(KIND, ["a"])
                 lease = await lease_of(store)
                 mortal.stop()

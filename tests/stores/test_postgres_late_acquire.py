@@ -17,9 +17,9 @@ from stillfresh import Cache, Origin, Policy, StoreError
 from stillfresh.stores.contract import Ask, Copy, Grant, Held, Lease, Record, Store
 from stillfresh.stores.postgres import link
 from stillfresh.stores.urls import store_for
+from tests.kit.engine import until
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.servers.postgres import HOST, PostgresServer
-from tests.kit.servers.valkey import eventually
 
 KIND = "price"
 LEASE = 60.0
@@ -143,10 +143,10 @@ class TestS15LateAcquire:
             with psycopg.connect(postgres.address) as holder:
                 holder.execute(f"SELECT 1 FROM {schema}.entry FOR UPDATE".encode())
                 asking = asyncio.create_task(ask(store))
-                await eventually(lambda: postgres.execute(waiting) == [(1,)])
+                await until(lambda: postgres.execute(waiting) == [(1,)])
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
-            await eventually(lambda: postgres.execute(waiting) == [(0,)])
+            await until(lambda: postgres.execute(waiting) == [(0,)])
             assert isinstance(await ask(other), Held)
             assert await publishes(store, await leased(store), b"new")
 

@@ -12,10 +12,10 @@ from stillfresh.errors import StoreError
 from stillfresh.stores.contract import Copy, Lease, Put
 from stillfresh.stores.postgres import create
 from stillfresh.stores.postgres.channel import SLICE
+from tests.kit.engine import until
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.pushes import KIND, Told, opened, published
 from tests.kit.servers.postgres import HOST, PostgresServer
-from tests.kit.servers.valkey import eventually
 
 DEADLINE = 30.0
 LONG = "é" * 9_000
@@ -167,15 +167,15 @@ class TestS10PostgresProcesses:
             await here("a")
             news = ours.opened.news if ours.opened is not None else None
             assert news is not None
-            await eventually(lambda: news.proved_at > news.since)
+            await until(lambda: news.proved_at > news.since)
             await here.refresh("a")
             await there.put("a", 7)
             await seen(here, 7)
             proved = news.proved_at
-            await eventually(lambda: news.proved_at > proved + 1)
+            await until(lambda: news.proved_at > proved + 1)
             assert (await here.get("a")).origin is Origin.MEMORY
             began = news.since
             postgres.execute(CHANNELS)
-            await eventually(lambda: began < news.since <= news.proved_at)
+            await until(lambda: began < news.since <= news.proved_at)
             await there.put("a", 9)
             await seen(here, 9)

@@ -30,10 +30,10 @@ from stillfresh.stores.postgres.schema import GOOD_FOR, TRACE
 from stillfresh.stores.postgres.store import PostgresStore
 from stillfresh.stores.urls import store_for
 from stillfresh.testing import ManualClock
+from tests.kit.engine import until
 from tests.kit.processes import Process
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.servers.postgres import HOST, PostgresServer, postgres_serving
-from tests.kit.servers.valkey import eventually
 
 KIND = "price"
 AGAIN, STORED, REPLACED = PutOutcome.AGAIN, PutOutcome.STORED, PutOutcome.REPLACED
@@ -296,7 +296,7 @@ class TestS8LatePuts:
             with psycopg.connect(postgres.address) as holder:
                 holder.execute(f"SELECT 1 FROM {schema}.entry FOR UPDATE".encode())
                 putting = asyncio.create_task(store.put(KIND, {"a": new_put(store, b"late")}))
-                await eventually(lambda: postgres.execute(asked) == [(1,)])
+                await until(lambda: postgres.execute(asked) == [(1,)])
                 putting.cancel()
                 await asyncio.gather(putting, return_exceptions=True)
                 deleting = (
@@ -305,7 +305,7 @@ class TestS8LatePuts:
                     f" {schema}.last_stamp(), NULL)"
                 )
                 holder.execute(deleting.encode())
-            await eventually(lambda: postgres.execute(asked) == [(0,)])
+            await until(lambda: postgres.execute(asked) == [(0,)])
         assert await other.read(KIND, ["a"]) == {}
 
     async def test_a_deletion_is_remembered_for_longer_than_a_put_is_on_its_way(
@@ -452,7 +452,7 @@ class TestS2LostPuts:
                 await put_value(store, b"%d" % turns)
                 assert await shown(other) == b"%d" % turns
             asked = f"SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}'"
-            await eventually(lambda: postgres.execute(asked) == [(1,)])
+            await until(lambda: postgres.execute(asked) == [(1,)])
 
 
 async def put_unanswered(

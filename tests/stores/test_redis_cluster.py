@@ -38,8 +38,9 @@ from stillfresh.stores.urls import store_for
 from stillfresh.stores.versions import packed_version
 from stillfresh.testing import StoreConformance
 from stillfresh.testing.conformance_kit import Deliver
+from tests.kit.engine import until
 from tests.kit.servers.cluster import ClusterServers, Move, SentinelServers, clustered, watched_over
-from tests.kit.servers.valkey import HOST, Server, binary_of, eventually, free_port, serving
+from tests.kit.servers.valkey import HOST, Server, binary_of, free_port, serving
 
 T = TypeVar("T")
 
@@ -598,7 +599,7 @@ async def waits_for_the_counter(cluster: ClusterServers, move: Move) -> None:
         return int(calls.get("calls", 0))
 
     first = times()
-    await eventually(lambda: times() > first + 1)
+    await until(lambda: times() > first + 1)
 
 
 class TestE13CloseWhileAStepIsUnderWay:
@@ -673,8 +674,8 @@ def replica_of(cluster: ClusterServers, primary: Server) -> Server:
 
 
 async def promoted(replica: Server) -> None:
-    await eventually(lambda: "role:master" in replica.command("INFO replication"))
-    await eventually(lambda: "cluster_state:ok" in replica.command("CLUSTER INFO"))
+    await until(lambda: "role:master" in replica.command("INFO replication"))
+    await until(lambda: "cluster_state:ok" in replica.command("CLUSTER INFO"))
 
 
 @pytest.fixture
@@ -725,7 +726,7 @@ class TestS9Failover:
 
         async with cache:
             readers = [asyncio.create_task(read(number)) for number in range(16)]
-            await eventually(lambda: served > 100)
+            await until(lambda: served > 100)
             move = move_of(mended, prefix, "sku-0")
             move.old.stop()
             with pytest.raises(StoreError):
@@ -978,7 +979,7 @@ class TestS9Sentinel:
         """The primary dies; the Sentinels promote its replica, and every step goes there."""
         async with opened(sentinels.url, prefix=prefix, timeout="30s") as store:
             copy = await published(store, "a", "eu")
-            await eventually(lambda: "keys=4" in sentinels.replica.command("INFO keyspace"))
+            await until(lambda: "keys=4" in sentinels.replica.command("INFO keyspace"))
             sentinels.primary.stop()
             await patiently(lambda: store.invalidate_tag("eu"))
             found = await copy_in(store, "a")

@@ -18,8 +18,9 @@ from stillfresh.stores.contract import Ask, Copy, Failure, Held, Lease, Mark, Re
 from stillfresh.stores.redis import RedisStore
 from stillfresh.stores.redis.link import Link
 from stillfresh.testing import ManualClock
+from tests.kit.engine import until
 from tests.kit.proxies.flaky import FlakyProxy, Loss
-from tests.kit.servers.valkey import HOST, Server, binary_of, eventually, free_port, serving
+from tests.kit.servers.valkey import HOST, Server, binary_of, free_port, serving
 
 KIND = "price"
 LOSSES: list[Loss] = ["replies", "requests", "silently"]
@@ -341,7 +342,7 @@ class TestS5Away:
                 assert isinstance(link, Link)
                 (idle,) = link._idle
                 mortal.command("CLIENT KILL TYPE normal")
-                await eventually(idle._transport.is_closing)
+                await until(idle._transport.is_closing)
                 await asyncio.sleep(0)  # uvloop closes its handle a turn later
                 assert await store.read(KIND, ["a"]) == {}
 
@@ -464,7 +465,7 @@ class TestS5Away:
                 await eventually_stored(cache)
                 goes()
                 seen = read
-                await eventually(lambda seen=seen: read > seen + 200)  # type: ignore[misc]
+                await until(lambda seen=seen: read > seen + 200)  # type: ignore[misc]
                 comes()
             await eventually_stored(cache)
             running = False

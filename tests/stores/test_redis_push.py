@@ -13,10 +13,11 @@ from stillfresh.stores.channel import Channel
 from stillfresh.stores.contract import Store
 from stillfresh.stores.redis.channel import SLICE
 from stillfresh.stores.redis.layout import Keyspace
+from tests.kit.engine import until
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.pushes import KIND, Told, opened, published
 from tests.kit.servers.cluster import Move, clustered
-from tests.kit.servers.valkey import HOST, Server, binary_of, eventually, serving
+from tests.kit.servers.valkey import HOST, Server, binary_of, serving
 
 DEADLINE = 30.0
 
@@ -152,16 +153,16 @@ class TestS10Processes:
             assert ours.opened is not None
             news = ours.opened.news
             assert news is not None
-            await eventually(lambda: news.proved_at > news.since)
+            await until(lambda: news.proved_at > news.since)
             await here.refresh("a")
             await there.put("a", 7)
-            await eventually(lambda: here.peek("a") is not None)
+            await until(lambda: here.peek("a") is not None)
             deadline = time.monotonic() + DEADLINE
             while await here("a") != 7:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0)
             proved = news.proved_at
-            await eventually(lambda: news.proved_at > proved + 1)
+            await until(lambda: news.proved_at > proved + 1)
             assert (await here.get("a")).origin is Origin.MEMORY
 
     async def test_a_restarted_server_is_heard_again(
@@ -179,11 +180,11 @@ class TestS10Processes:
                 await here("a")
                 news = ours.opened.news if ours.opened is not None else None
                 assert news is not None
-                await eventually(lambda: news.proved_at > news.since)
+                await until(lambda: news.proved_at > news.since)
                 began = news.since
                 server.stop()
                 server.start()
-                await eventually(lambda: began < news.since <= news.proved_at)
+                await until(lambda: began < news.since <= news.proved_at)
                 await there.put("a", 9)
                 deadline = time.monotonic() + DEADLINE
                 while await here("a") != 9:  # it is told, or `memory_for` ends

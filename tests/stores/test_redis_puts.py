@@ -46,6 +46,7 @@ from stillfresh.stores.redis.layout import (
     stored_tags,
 )
 from stillfresh.stores.versions import packed_version
+from tests.kit.engine import until
 from tests.kit.processes import Process
 from tests.kit.proxies.flaky import FlakyProxy
 from tests.kit.servers.valkey import HOST, Server, binary_of, serving
@@ -776,8 +777,7 @@ class TestS8LatePuts:
         """And leaves no connection behind: the next put works."""
         proxy.lose("silently", to=b"EVALSHA", waits=True, times=1)
         putting = asyncio.create_task(attempt(store, new_put(store, b"first")))
-        while not proxy.lost:
-            await asyncio.sleep(0.01)
+        await until(lambda: proxy.lost)
         putting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await putting

@@ -58,6 +58,7 @@ from stillfresh.stores.sqlite.writer import MAX_GROUP, MAX_QUEUED, Writer
 from stillfresh.stores.versions import packed_version
 from stillfresh.systems.coordinator.database import FIRST_RELEASE as coordinator_id  # noqa: N811
 from stillfresh.testing import ManualClock, StoreConformance
+from tests.kit.engine import turns, until
 from tests.kit.sqlite import NOW, POLICY, elsewhere, neighbours, opened, publish, value
 from tests.kit.thread_store import ThreadStore
 
@@ -511,11 +512,6 @@ def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     return looks
 
 
-async def turns(number: int = 20) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)
-
-
 @dataclass
 class Slow:
     """Jobs that begin, and do not go on before `may_end` is set."""
@@ -532,8 +528,7 @@ class Slow:
         return slow
 
     async def began(self) -> None:
-        while not self.has_begun.is_set():
-            await asyncio.sleep(0.001)
+        await until(self.has_begun.is_set)
 
 
 @asynccontextmanager
@@ -613,8 +608,7 @@ class TestS8GivenUp:
             other = apsw.Connection(str(path))
             other.execute("BEGIN IMMEDIATE")
             task = asyncio.ensure_future(GIVEN_UP[step](store))
-            while not waits.is_set():
-                await asyncio.sleep(0.001)
+            await until(waits.is_set)
             task.cancel()
             began = time.monotonic()
             with pytest.raises(asyncio.CancelledError):
@@ -1357,8 +1351,7 @@ class TestS4Corrupt:
             await publish(store, "a")
             for name in ("", "-wal", "-shm"):
                 Path(f"{path}{name}").unlink()
-            while value(store) is not ...:
-                await asyncio.sleep(0.01)
+            await until(lambda: value(store) is ...)
             await publish(writing, "b")
             assert value(store, "b") == value(writing, "b") == b"value"
             await publish(store, "a")

@@ -32,6 +32,7 @@ from stillfresh.stores.sqlite.steps import own_tables
 from stillfresh.stores.sqlite.writer import Writer
 from stillfresh.stores.versions import packed_version
 from stillfresh.testing import ManualClock
+from tests.kit.engine import until
 from tests.kit.old_sqlite import (
     OLD_FILE,
     OLD_INVALIDATE,
@@ -137,8 +138,7 @@ class TestS13Layout:
             await put(store, id_="new")
             link.unlink()
             link.symlink_to(other)
-            while value(store, "new") is not ...:
-                await asyncio.sleep(0.01)
+            await until(lambda: value(store, "new") is ...)
             assert store.read_now("post", IDS) == RECORDS
             await store.invalidate("page", ["unknown"])
             assert columns(other)[-2:] == ["version", "changed"]

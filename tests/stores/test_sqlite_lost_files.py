@@ -17,6 +17,7 @@ from typing import TypeAlias
 import pytest
 
 from stillfresh import Cache, ConfigError, StoreError
+from tests.kit.engine import until
 from tests.kit.sqlite import elsewhere, neighbours, opened, publish, value
 from tests.kit.store_processes import working
 
@@ -433,8 +434,7 @@ class TestS4DeletedFile:
             await publish(store, "a")
             for suffix in ("", "-wal", "-shm"):
                 site.neighbour(suffix).unlink()
-            while value(store) is not ...:
-                await asyncio.sleep(0.01)
+            await until(lambda: value(store) is ...)
             assert await asyncio.to_thread(value, store) is ...
 
     async def test_what_is_left_of_a_deleted_file_never_meets_a_new_one(self, site: Site) -> None:

@@ -34,6 +34,7 @@ from stillfresh.systems.coordinator import Database
 from stillfresh.systems.feed import FeedCache
 from stillfresh.systems.feed.operator_file import is_feed
 from stillfresh.testing import ManualClock
+from tests.kit.engine import until
 from tests.kit.processes import ROOT
 from tests.kit.sqlite import NOW, elsewhere, neighbours, opened, publish, value
 
@@ -229,11 +230,6 @@ def swing(link: Path, target: Path) -> None:
     new.replace(link)
 
 
-async def until_read(store: SqliteStore, expected: object) -> None:
-    while value(store) != expected:
-        await asyncio.sleep(0.01)
-
-
 class TestS12Link:
     async def test_a_link_that_was_swung_is_followed(self, path: Path) -> None:
         """Noticed by the store's reads and writes; the file before it is left as it was."""
@@ -246,7 +242,7 @@ class TestS12Link:
             assert value(reading) == value(writing) == b"old.db"
             swing(path, new)
             await publish(writing, "b")
-            await until_read(reading, b"new.db")
+            await until(lambda: value(reading) == b"new.db")
             assert value(reading, "b") == b"value"
         async with opened(old) as store:
             assert (value(store), value(store, "b")) == (b"old.db", ...)
@@ -264,7 +260,7 @@ class TestS12Link:
                 value(store)
                 time.sleep(0.001)  # noqa: ASYNC251 (the loop is busy)
             swing(path, targets[2])
-            await asyncio.wait_for(until_read(store, b"third.db"), 60)
+            await until(lambda: value(store) == b"third.db")
 
     async def test_a_link_that_leads_to_itself_is_an_error_of_the_store(self, path: Path) -> None:
         """At opening, and while it is open: then it works again when the link is mended."""

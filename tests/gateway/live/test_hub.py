@@ -17,8 +17,8 @@ from stillfresh.gateway.live import hub as live_hub
 from stillfresh.gateway.live.resources import viewer_key
 from stillfresh.systems.coordinator import Kind
 from stillfresh.testing import ManualClock
-from tests.kit.coordinator import START, turns
-from tests.kit.engine import Sleeper, until
+from tests.kit.coordinator import START
+from tests.kit.engine import Sleeper, turns, until
 from tests.kit.processes import ROOT, command
 
 

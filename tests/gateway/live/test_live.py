@@ -17,7 +17,8 @@ from stillfresh.gateway.live import Hub, Live
 from stillfresh.systems.coordinator import Kind
 from stillfresh.systems.waiting.messages import GameStateNews, InvalidatedNews, YourTurnNews
 from stillfresh.testing import ManualClock
-from tests.kit.live import Start, Upstream, until, viewing
+from tests.kit.engine import until
+from tests.kit.live import Start, Upstream, viewing
 
 TOKEN = "t"  # noqa: S105 (of a test)
 

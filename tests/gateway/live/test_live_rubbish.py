@@ -12,8 +12,9 @@ from stillfresh.gateway.live import Hub, Live
 from stillfresh.gateway.live.messages import BURST, ErrorMessage, PongMessage
 from stillfresh.gateway.live.outbox import MOST, Frames, Outbox
 from stillfresh.testing import ManualClock
+from tests.kit.engine import until
 from tests.kit.examples import examples
-from tests.kit.live import Start, Upstream, handshaken, never, sent_raw, until, viewing
+from tests.kit.live import Start, Upstream, handshaken, never, sent_raw, viewing
 
 pytestmark = pytest.mark.usefixtures("nothing_logged")
 

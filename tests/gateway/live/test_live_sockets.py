@@ -16,7 +16,8 @@ from stillfresh.gateway.server import sockets
 from stillfresh.gateway.server.sockets import BURST, MOST_PARTS, RATE, SocketProtocol
 from stillfresh.pages.edge import LINGER
 from stillfresh.testing import ManualClock
-from tests.kit.live import PATIENCE, Upstream, handshaken, never, sent_raw, served, until, viewing
+from tests.kit.engine import until
+from tests.kit.live import PATIENCE, Upstream, handshaken, never, sent_raw, served, viewing
 
 pytestmark = pytest.mark.usefixtures("nothing_logged")
 

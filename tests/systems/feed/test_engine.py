@@ -16,6 +16,7 @@ from stillfresh.systems.feed import FeedCache, FeedCacheUpdated, FeedEngine, Top
 from stillfresh.systems.feed.reading import FeedReader
 from stillfresh.systems.feed.store import FeedStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import turns, until
 from tests.kit.feed import (
     DAY,
     NOW,
@@ -29,8 +30,6 @@ from tests.kit.feed import (
     said,
     sql,
     topic,
-    turns,
-    until,
     uuids,
 )
 

@@ -27,8 +27,9 @@ from hypothesis.stateful import (
 from stillfresh import LoadFailed, Verdict
 from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
+from tests.kit.engine import turns
 from tests.kit.examples import examples
-from tests.kit.feed import DAY, NOW, Heard, Network, comment, day_of, full, idle, said, turns, uuids
+from tests.kit.feed import DAY, NOW, Heard, Network, comment, day_of, full, idle, said, uuids
 
 T = TypeVar("T")
 UUIDS = st.sampled_from("abcdef")

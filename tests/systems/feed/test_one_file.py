@@ -7,6 +7,7 @@ from pathlib import Path
 from stillfresh import Verdict
 from stillfresh.systems.feed import FeedCache, FeedEngine
 from stillfresh.testing import ManualClock
+from tests.kit.engine import until
 from tests.kit.feed import (
     DAY,
     NOW,
@@ -19,7 +20,6 @@ from tests.kit.feed import (
     idle,
     row_of,
     topic,
-    until,
     uuids,
     written_by_another,
 )

@@ -17,7 +17,8 @@ import pytest
 from stillfresh import Verdict
 from stillfresh.systems.feed import FeedCache, FeedEngine, Topic
 from stillfresh.testing import ManualClock
-from tests.kit.feed import Heard, Network, sql, topic, turns, uuids
+from tests.kit.engine import turns
+from tests.kit.feed import Heard, Network, sql, topic, uuids
 from tests.kit.processes import ROOT, command
 
 DEADLINE = 60.0

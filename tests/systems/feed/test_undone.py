@@ -14,6 +14,7 @@ from stillfresh.systems.feed import FeedCache, FeedCacheUpdated, FeedEngine
 from stillfresh.systems.feed.engine import MAX_OVERTAKEN
 from stillfresh.systems.feed.store import FeedStore
 from stillfresh.testing import ManualClock
+from tests.kit.engine import turns, until
 from tests.kit.feed import (
     NOW,
     PUT_META,
@@ -27,8 +28,6 @@ from tests.kit.feed import (
     row_of,
     said,
     topic,
-    turns,
-    until,
     uuids,
     written_by_another,
 )

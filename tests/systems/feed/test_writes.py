@@ -10,20 +10,8 @@ from stillfresh import StoreError, Verdict
 from stillfresh.systems.feed import FeedCache, FeedCacheUpdated, FeedEngine
 from stillfresh.systems.feed.store import FeedStore
 from stillfresh.testing import ManualClock
-from tests.kit.feed import (
-    Heard,
-    Network,
-    comment,
-    elsewhere,
-    full,
-    idle,
-    said,
-    sql,
-    topic,
-    turns,
-    until,
-    uuids,
-)
+from tests.kit.engine import turns, until
+from tests.kit.feed import Heard, Network, comment, elsewhere, full, idle, said, sql, topic, uuids
 
 
 class Refused(Exception):

@@ -9,6 +9,7 @@ import pytest
 
 from stillfresh import ConfigError, NotOpen
 from stillfresh.systems.waiting import Navigation, Proof, WaitingCache
+from tests.kit.engine import turns
 from tests.kit.waiting import Backend, Sleeper, until
 
 
@@ -28,12 +29,6 @@ async def cache(backend: Backend, sleeper: Sleeper) -> AsyncIterator[WaitingCach
         cache.start()
         await cache.settled()
         yield cache
-
-
-async def turns(count: int = 10) -> None:
-    """Lets whatever is ready run."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 class TestW11Navigation:
