@@ -128,13 +128,13 @@ class HeldSignals(AbstractContextManager["HeldSignals"]):
 class LetThrough(AbstractContextManager[None]):
     """Inside the block, which is the program's own code, handlers are called at once."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_signals",)
 
-    def __init__(self, held: HeldSignals) -> None:
-        self._held = held
+    def __init__(self, signals: HeldSignals) -> None:
+        self._signals = signals
 
     def __enter__(self) -> None:
-        self._held.release()
+        self._signals.release()
 
     def __exit__(self, *_: object) -> None:
-        self._held.hold_again()
+        self._signals.hold_again()

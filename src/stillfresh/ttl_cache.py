@@ -82,10 +82,10 @@ class ReadCounter:
         self.hits += 1
         return self.clock()
 
-    def missed(self, *, found: bool) -> None:
+    def missed(self, *, is_expired: bool) -> None:
         """A read that ended without a value; one that found it expired had counted as a hit."""
         self.misses += 1
-        if found:
+        if is_expired:
             self.hits -= 1
 
 
@@ -167,7 +167,7 @@ class TtlCache(Generic[K, V]):
             if clock() < entry:
                 return entry.value
         if self._counter is not None:
-            self._counter.missed(found=entry is not None)
+            self._counter.missed(is_expired=entry is not None)
         return default
 
     @overload

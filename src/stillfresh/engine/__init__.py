@@ -54,7 +54,7 @@ from stillfresh.engine.prometheus import labelled, metric_lines, prometheus_text
 from stillfresh.engine.resource import Handle, Resource, like_function
 from stillfresh.engine.rules_objective import Objective, TruthObjective, objectives_of
 from stillfresh.engine.rules_truth import CALLS, Objectives, TruthStats, WrongRead, check_declared
-from stillfresh.engine.spans import Timing, told
+from stillfresh.engine.spans import Timing, inside_hooks
 from stillfresh.engine.unreadable import UnreadableLog
 from stillfresh.engine.update import Change
 from stillfresh.engine.watch import Update, Watch
@@ -89,4 +89,4 @@ __all__ += ["ArrowCodec", "UnreadableLog", "arrow", "codec_of", "encrypted", "ne
 __all__ += ["InvalidatedEntries", "NotedChanges"]
 __all__ += ["commit_token", "merge_tokens", "note_token", "noted_changes"]
 __all__ += ["key_text", "labelled", "like_function", "metric_lines"]
-__all__ += ["no_loader", "prometheus_text", "terms_of", "told"]
+__all__ += ["inside_hooks", "no_loader", "prometheus_text", "terms_of"]

@@ -149,7 +149,7 @@ class Changing(Generic[K, V]):
         while left > interval:
             await runtime.sleep(interval)
             left -= interval
-            lost = await self._core.loads.loader.asked(
+            lost = await self._core.loads.loader.ask_store(
                 "renew a lease", runtime.store.renew(spec.kind, [lease], spec.lease_for)
             )
             if lost:

@@ -134,8 +134,8 @@ def is_untyped(codec: object) -> bool:
         return True
     if (typing.get_origin(typed.of) or typed.of) not in HOLDERS:
         return False
-    held = typing.get_args(typed.of)
-    return not held or held[-1] in UNTYPED
+    arguments = typing.get_args(typed.of)
+    return not arguments or arguments[-1] in UNTYPED
 
 
 def types_in(of: Any, seen: set[Any] | None = None) -> Iterator[type]:  # noqa: ANN401 (a type form)

@@ -25,8 +25,8 @@ from stillfresh.engine.resource import (
     Handle,
     Resource,
     answer_or_raise,
-    found,
     like_function,
+    value_or_key_error,
 )
 from stillfresh.engine.rules import FOR_EVER
 from stillfresh.errors import MissingMethod
@@ -124,8 +124,8 @@ class Function(CachedFunction[P, V]):
             if answer is not None:  # None: memory has dropped the entry
                 known = self.core.reads.from_entry(entry.key, entry, clock())
                 if known is not None:
-                    return found(known, args)
-        return found(answer_or_raise(await self._read(*args, **kwargs)), args)
+                    return value_or_key_error(known, args)
+        return value_or_key_error(answer_or_raise(await self._read(*args, **kwargs)), args)
 
     async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
         """Return the answer of a call with these arguments. For a `max_age`, use `of(...).get`."""

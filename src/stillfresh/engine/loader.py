@@ -89,7 +89,7 @@ class Loader(Generic[K, V]):
         self._store_failures = RepeatedLines(logger)
         self._load_failures = RepeatedLines(logger)
 
-    async def asked(self, what: str, step: Awaitable[T]) -> T | None:
+    async def ask_store(self, what: str, step: Awaitable[T]) -> T | None:
         """The store's answer; None if it is unavailable."""
         try:
             return await step
@@ -128,7 +128,7 @@ class Loader(Generic[K, V]):
 
     async def read(self, ids: list[str]) -> dict[str, Record] | None:
         """What other processes have stored; None if the store is unavailable."""
-        return await self.asked("be read", self.runtime.store.read(self.spec.kind, ids))
+        return await self.ask_store("be read", self.runtime.store.read(self.spec.kind, ids))
 
     async def publish(
         self, copies: dict[str, tuple[Lease, Copy]], tags: LateTags = None
@@ -147,24 +147,24 @@ class Loader(Generic[K, V]):
     async def renew(self, leases: list[Lease]) -> None:
         store = self.runtime.store
         renewing = store.renew(self.spec.kind, leases, self.spec.lease_for)
-        await self.asked("renew a lease", renewing)
+        await self.ask_store("renew a lease", renewing)
 
     async def release(self, leases: list[Lease], failures: Mapping[str, Failure]) -> None:
         if leases:
             store = self.runtime.store
-            await self.asked("release a lease", store.release(self.spec.kind, leases, failures))
+            await self.ask_store("release a lease", store.release(self.spec.kind, leases, failures))
 
     async def expire(self, leases: list[Lease]) -> None:
         """Invalidate these ids. An id whose lease was lost has a newer copy, which stays."""
         store = self.runtime.store
         kind = self.spec.kind
         renewing = store.renew(kind, leases, self.spec.lease_for)
-        lost = await self.asked("renew a lease", renewing)
+        lost = await self.ask_store("renew a lease", renewing)
         if lost is None:
             return
         ids = [lease.id for lease in leases if lease.id not in lost]
         if ids:
-            await self.asked("invalidate a copy", store.invalidate(kind, ids))
+            await self.ask_store("invalidate a copy", store.invalidate(kind, ids))
 
     def count_call(self, works: list[Work[K, V]]) -> None:
         """The loader is called for these keys."""
@@ -223,7 +223,9 @@ class Loader(Generic[K, V]):
                 if isinstance(result, BaseException):
                     results[work.id] = self._failed_result(work, result)
                 elif result is not ABSENT and type(result) is not Private:
-                    copy, value = rules.kept(result, terms, codec, (generation, sent), dice)
+                    copy, value = rules.copy_and_value(
+                        result, terms, codec, (generation, sent), dice
+                    )
                     data = copy.value
                     is_large = isinstance(data, bytes) and len(data) > LARGE_VALUE
                     is_odd = mistakes.is_untyped and rules.odd_part(result) is not None

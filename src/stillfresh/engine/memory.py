@@ -120,11 +120,11 @@ class Memory(Generic[K, V]):
         if verdict is Verdict.EXPIRED is not outlook.verdict:  # too old for this call alone
             return self.new_answer(copy, value, verdict, origin, error, unverified=unverified)
         if unverified:
-            kept = self.keep(key, copy, value, outlook, None, failure, self._memory_for)
-            return kept if error is None else kept.with_error(error)
-        kept = self.keep(key, copy, value, outlook, asked, failure, self._memory_for)
-        if kept.origin is origin and error is None:
-            return kept
+            answer = self.keep(key, copy, value, outlook, None, failure, self._memory_for)
+            return answer if error is None else answer.with_error(error)
+        answer = self.keep(key, copy, value, outlook, asked, failure, self._memory_for)
+        if answer.origin is origin and error is None:
+            return answer
         return self.new_answer(copy, value, verdict, origin, error)
 
     def outlook(self, copy: Copy, now: float) -> Outlook:
@@ -372,8 +372,9 @@ class Memory(Generic[K, V]):
 
     def remember(self, key: K, failure: Failure, error: LoadFailed) -> None:
         """Keep the error of a load that failed in this process."""
-        held = self._spec.held
-        self.causes.note(key if held is None else held(key), failure, error)
+        if self._spec.held is not None:
+            key = self._spec.held(key)
+        self.causes.note(key, failure, error)
 
     def has_failed(self, key: K, failure: Failure | None) -> None:
         """A load has ended without a value, so the store must be asked before memory answers.

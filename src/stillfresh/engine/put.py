@@ -237,7 +237,7 @@ class Puts(Generic[K, V]):
                 kept_value = Copy(generation, sent, policy, UNREAD, version=version)
                 return Known(key, id_, kept_value, cast("V", None), None, late)
         try:
-            copy, decoded = rules.kept(
+            copy, decoded = rules.copy_and_value(
                 value, spec.terms, spec.codec, (generation, sent), runtime.dice
             )
         except Exception as exc:  # the caller's mistake, not a failed load

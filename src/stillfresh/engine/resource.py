@@ -199,9 +199,9 @@ class Resource(Face[K, V]):
                 return answer.value
             known = self.core.reads.from_entry(key, entry, clock())
             if known is not None:
-                return found(known, key)
+                return value_or_key_error(known, key)
         outcome = await self.core.reads.answer(key, FOR_EVER, self.core.spec.patience)
-        return found(answer_or_raise(outcome), key)
+        return value_or_key_error(answer_or_raise(outcome), key)
 
     async def get(
         self,
@@ -663,7 +663,7 @@ def answer_or_raise(outcome: Outcome[V]) -> Answer[V]:
     return outcome
 
 
-def found(answer: Answer[V], key: object) -> V:
+def value_or_key_error(answer: Answer[V], key: object) -> V:
     if not answer.found:
         missing = KeyError(key)
         missing.add_note(

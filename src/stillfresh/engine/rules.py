@@ -332,15 +332,19 @@ def own_policy(terms: Terms, loaded: Loaded[Any]) -> Policy:
     return policy_of(fresh_for, stale_for, error_for)
 
 
-def kept(
-    value: object, terms: Terms, codec: Codec[V], made: tuple[str, float], dice: Callable[[], float]
+def copy_and_value(
+    value: object,
+    terms: Terms,
+    codec: Codec[V],
+    identity: tuple[str, float],
+    dice: Callable[[], float],
 ) -> tuple[Copy, V]:
     """A copy of the value, and the value through the codec and back, so that all see the same.
 
-    `made`: its generation, and when it was asked for. What the codec raises goes to the caller.
+    `identity`: its generation, and when it was asked for. What the codec raises goes to the caller.
     """
     policy = terms.policy
-    generation, sent = made
+    generation, sent = identity
     version = NO_VERSION
     if isinstance(value, Loaded):
         version = value.version_form

@@ -90,7 +90,7 @@ def checked_hooks(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
 
 
 @contextmanager
-def told(hooks: Sequence[Hook], span: Span) -> Iterator[None]:
+def inside_hooks(hooks: Sequence[Hook], span: Span) -> Iterator[None]:
     """Enter the blocks of the hooks, and leave them in turn. An error of a hook is logged."""
     entered: list[tuple[Hook, AbstractContextManager[object]]] = []
     for hook in hooks:
@@ -148,7 +148,7 @@ def load_span(
     span = Span("load", kind, keys, "", callers, is_waited)
     load.span = span
     span.origin = Origin.ANOTHER
-    return told(hooks, span)
+    return inside_hooks(hooks, span)
 
 
 class TimedStore(WrappedStore):
@@ -191,7 +191,7 @@ class TimedStore(WrappedStore):
         ids = [getattr(each, "id", each) for each in objects]
         span = Span("store", kind, ids, name, CALLERS.get(), is_waited=True)
         try:
-            with told(self._hooks, span):
+            with inside_hooks(self._hooks, span):
                 yield
         finally:
             self._times[name].note(span.seconds)

@@ -14,7 +14,7 @@ from stillfresh.engine.codec_makers import OuterCodec
 from stillfresh.engine.function import Function
 from stillfresh.engine.memo import Memo
 from stillfresh.engine.model import Answer, Codec, OwnLoad, Read, Refreshed
-from stillfresh.engine.resource import Resource, found
+from stillfresh.engine.resource import Resource, value_or_key_error
 from stillfresh.engine.update import Change
 from stillfresh.engine.watch import Update, Watch
 
@@ -71,7 +71,7 @@ class UnsharedResource(Resource[K, V]):
     async def __call__(self, key: K, *others: Never) -> V:
         if others:
             raise self._one_key(key, *others)
-        return found(await self.get(key), key)
+        return value_or_key_error(await self.get(key), key)
 
     async def get(
         self,
@@ -141,7 +141,7 @@ class UnsharedFunction(Function[P, V]):
     """A cached function with `share=False`."""
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        return found(await self.get(*args, **kwargs), args)
+        return value_or_key_error(await self.get(*args, **kwargs), args)
 
     async def get(self, *args: P.args, **kwargs: P.kwargs) -> Answer[V]:
         return await self.resource.get(self.signature.call(*args, **kwargs))

@@ -24,7 +24,7 @@ import asyncio
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from stillfresh.engine import Answer, Loaded, Origin, Private, Span, told
+from stillfresh.engine import Answer, Loaded, Origin, Private, Span, inside_hooks
 from stillfresh.freshness import Verdict
 from stillfresh.http import why_asked
 from stillfresh.pages.model import (
@@ -226,7 +226,7 @@ class PageAsking:
         try:
             span = Span("render", KIND, [key.id], "", (), is_waited=True)
             span.origin = Origin.LOADED
-            with told(pages.cache.hooks, span):
+            with inside_hooks(pages.cache.hooks, span):
                 rendered = await self._render(pages.old(key), self._offer)
                 if rendered.page is not None:
                     span.status = rendered.page.head.status

@@ -98,7 +98,7 @@ class SiteStore:
         if etags and values(headers, STATE) and not self.is_ours:
             self._seen.note(id_, etags[0])
 
-    def found(self, id_: str, page: StoredPage) -> None:
+    def note_found(self, id_: str, page: StoredPage) -> None:
         """A page that another service stored: the site did, if it answered with the same ETag."""
         if self._seen and page.head.is_foreign and self._seen.pop(id_, None) in _etags(page):
             self._tell(id_)

@@ -26,7 +26,7 @@ from stillfresh.pages.page_cache import PageCache
 from stillfresh.pages.repeats import KEEP, Repeatable, Response
 from stillfresh.pages.routes import Visit
 from stillfresh.pages.sharing import is_of
-from stillfresh.pages.stored import ReadyPage, answer_to, body_of, hit_text, ready, told
+from stillfresh.pages.stored import ReadyPage, answer_to, body_of, hit_text, ready, response_fields
 
 LONGEST_REQUEST: Final = 512
 """Bytes of a request that are remembered; longer ones take the normal path."""
@@ -113,7 +113,7 @@ class PageRepeat:
         age = age_at(answer, now)
         ttl = ttl_at(answer, now)
         ends = now + min(1.0 - age % 1.0, ttl % 1.0)
-        ready(answer.value).begin(told(answer.value, age, hit_text(ttl)), now, ends)
+        ready(answer.value).begin(response_fields(answer.value, age, hit_text(ttl)), now, ends)
         return True
 
     def response(self, stored: StoredPage) -> Response:
@@ -191,26 +191,26 @@ class PageMemo:
         aside = (self._marks - {HOST}) | OF_RANGES
         keep(Repeatable(repeat.response(stored), repeat, names | CONDITIONS, aside))
 
-    def remember(self, scope: Scope, visit: Visit, found: FoundPage) -> None:
+    def remember(self, scope: Scope, visit: Visit, page: FoundPage) -> None:
         """Remember that such a request leads to this page.
 
         A server that can repeat the answer is told how, but not if the page was loaded for this
         visit: then the next visit tells it.
         """
         line = line_of(scope, self._marks)
-        memo_and_answers = self._resource.memo(found.keys)
+        memo_and_answers = self._resource.memo(page.keys)
         if line is None or memo_and_answers is None:
             return
         memo, answers = memo_and_answers
-        if answers[-1].value is not found.stored:
+        if answers[-1].value is not page.stored:
             return
-        if found.is_new and not is_of(found.stored, visit.headers, visit.carried):
+        if page.is_new and not is_of(page.stored, visit.headers, visit.carried):
             return  # this visitor got another form, this once
         named = {*visit.route.vary}.union(*(answer.value.head.vary for answer in answers))
         names = frozenset(name.lower().encode("latin-1", "replace") for name in named)
-        ids = [key.id for key in found.keys]
+        ids = [key.id for key in page.keys]
         repeat = PageRepeat(self, memo, ids, (visit.host, visit.path, visit.query))
-        if self._keep(line, names, scope["headers"], repeat) and not found.is_new:
+        if self._keep(line, names, scope["headers"], repeat) and not page.is_new:
             stored = repeat.confirmed(self.clock())
             if stored is not None:
                 self._offer(scope, repeat, stored, names)

@@ -311,7 +311,7 @@ def hit_text(ttl: float) -> str:
     return f"hit; ttl={int(ttl)}"
 
 
-def told(
+def response_fields(
     stored: StoredPage,
     age: float,
     what: str,
@@ -350,7 +350,9 @@ def found_page(key: PageKey, answer: Answer[StoredPage], now: float, before: str
     is_over = now - answer.fetched_at >= stored.head.fresh_for
     is_unverified = answer.unverified
     is_outdated = answer.verdict is not Verdict.FRESH and (is_unverified or not is_over)
-    fields = told(stored, age, what, is_outdated=is_outdated, is_unverified=is_unverified)
+    fields = response_fields(
+        stored, age, what, is_outdated=is_outdated, is_unverified=is_unverified
+    )
     return FoundPage((key,), stored, fields, is_new=answer.origin is Origin.LOADED)
 
 

@@ -60,7 +60,7 @@ from stillfresh.pages.parts import covers, is_one, unfit_to_add
 from stillfresh.pages.render import AppRequest, Renderer, given_to, is_ones_own
 from stillfresh.pages.routes import MOST_KEY, ONLY_COOKIES, Visit, key_of_variant
 from stillfresh.pages.sharing import Allowed, allows_authorized, is_for, is_good_for, is_of
-from stillfresh.pages.stored import found_page, notice, passed_on, told
+from stillfresh.pages.stored import found_page, notice, passed_on, response_fields
 from stillfresh.stores.contract import Mark
 
 KNOWN_KEYS: Final = 10_000
@@ -376,7 +376,7 @@ class Visits:
             self._note_due(key)
         self._pages.count_bypass(reason)
         stored = self._pages.shows(page)
-        fields = told(stored, stored.head.initial_age, f"fwd=stale; detail={reason}")
+        fields = response_fields(stored, stored.head.initial_age, f"fwd=stale; detail={reason}")
         return FoundPage((key,), stored, fields, is_new=True)
 
     def _note_due(self, key: PageKey) -> None:
@@ -529,7 +529,7 @@ class Visits:
                 return Reason.PRIVATE
 
     def _hit(self, key: PageKey, answer: Answer[StoredPage], before: str = "miss") -> FoundPage:
-        self._site_store.found(key.id, answer.value)
+        self._site_store.note_found(key.id, answer.value)
         return found_page(key, answer, self._pages.clock(), before)
 
     def _failed(self, visit: Visit, error: LoadFailed, *, is_own: bool) -> Served:

@@ -29,7 +29,7 @@ def dashboard(
     shown = cache if isinstance(cache, SyncCache) else backend_of(cache, "the dashboard").cache
     board = dashboard_of(shown, token)
 
-    def view(request: HttpRequest, rest: str) -> HttpResponse:
+    def view(request: HttpRequest, subpath: str) -> HttpResponse:
         # Django has decoded the paths, and under ASGI there is no input of WSGI.
         environ = {
             **request.META,
@@ -38,11 +38,11 @@ def dashboard(
             "CONTENT_LENGTH": str(len(request.body)),
             "wsgi.input": BytesIO(request.body),
         }
-        reply = board.reply_to(environ, f"/{rest}")
+        reply = board.reply_to(environ, f"/{subpath}")
         return HttpResponse(reply.body, status=reply.status, headers=dict(reply.headers))
 
     # Its actions have a check of their own: a token, or a field that a form cannot send.
-    return re_path(rf"^{re.escape(route)}(?P<rest>[\s\S]*)\Z", csrf_exempt(view))
+    return re_path(rf"^{re.escape(route)}(?P<subpath>[\s\S]*)\Z", csrf_exempt(view))
 
 
 def as_wsgi(text: str) -> str:

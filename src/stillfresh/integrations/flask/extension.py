@@ -103,12 +103,12 @@ class Fresh:
             raise ConfigError("dashboard: call init_app(app) first")
         board = dashboard_of(own.cache, token)
 
-        def dashboard(rest: str = "") -> Response:
-            reply = board.reply_to(request.environ, f"/{rest}")
+        def dashboard(subpath: str = "") -> Response:
+            reply = board.reply_to(request.environ, f"/{subpath}")
             return Response(reply.body, reply.status, reply.headers)
 
         base = path.rstrip("/")
-        for rule in (f"{base}/", f"{base}/<path:rest>"):
+        for rule in (f"{base}/", f"{base}/<path:subpath>"):
             app.add_url_rule(rule, "stillfresh_dashboard", dashboard, methods=["GET", "POST"])
 
     def view(

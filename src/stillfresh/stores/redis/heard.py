@@ -46,14 +46,14 @@ class PutFence(MsgspecStruct):
     """
     first_as_of: int | None = None
 
-    def note_sent(self, heard: int) -> int:
-        """Return the stamp that is sent now; `heard`: the last one that the server has sent."""
+    def note_sent(self, last_stamp: int) -> int:
+        """Return the stamp that is sent now; `last_stamp`: the last one from the server."""
         if not self.acts_once:
-            return heard
+            return last_stamp
         if self.first_as_of is None:
-            self.first_as_of = heard
+            self.first_as_of = last_stamp
         # Another server may count lower, and a stamp that is too low is safe.
-        return min(heard, self.first_as_of)
+        return min(last_stamp, self.first_as_of)
 
 
 class StampedCommand(tuple[Any, ...]):

@@ -369,9 +369,9 @@ def invalidate_tag(
     """Invalidate the next `size` ids that have the tag; return them, and where to go on."""
     if after == FIRST:
         begin_epoch(connection, tag)
-    found, next_after = tagged(connection, tag, after, size)
+    tagged_keys, next_after = tagged(connection, tag, after, size)
     kinds = set(own_kinds(connection))
-    keys = [key for key in found if key[0] in kinds]
+    keys = [key for key in tagged_keys if key[0] in kinds]
     for kind, group in groupby(keys, itemgetter(0)):
         own_tables(kind).invalidate(connection, [id_ for _, id_ in group], soft=soft)
     return keys, next_after

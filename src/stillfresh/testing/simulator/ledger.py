@@ -99,7 +99,7 @@ class Reading(NamedTuple):
 
     process: int
     key: Key
-    asked: float
+    asked_at: float
     lag: float
 
 
@@ -395,7 +395,7 @@ class Ledger:
             self._broken(
                 Promise.FRESH,
                 f"process {reading.process} asked for {_name(reading.key)} at "
-                f"{reading.asked:.3f} and was served version {value.number} as {verdict} at "
+                f"{reading.asked_at:.3f} and was served version {value.number} as {verdict} at "
                 f"{now:.3f}; version {invalidation.version} was announced by process "
                 f"{invalidation.process} until {invalidation.ended:.3f}",
             )
@@ -407,8 +407,8 @@ class Ledger:
         if invalidation.began <= load.put_until and not is_next:
             return False
         if invalidation.process == reading.process:
-            return invalidation.ended <= reading.asked
-        return invalidation.ended <= reading.asked - reading.lag
+            return invalidation.ended <= reading.asked_at
+        return invalidation.ended <= reading.asked_at - reading.lag
 
     def _excuse(self, invalidation: Invalidation, reading: Reading, load: KeyLoad) -> str | None:
         """Why the caller's process could not know of the invalidation; None: it could.
@@ -420,7 +420,7 @@ class Ledger:
         if load.is_unstored and load.process == reading.process:
             return "stale, and it could not be stored"
         unread = self._unread.get((reading.process, reading.key), float("-inf"))
-        if unread >= reading.asked - reading.lag:
+        if unread >= reading.asked_at - reading.lag:
             return "stale, and the store was away"
         return None
 
