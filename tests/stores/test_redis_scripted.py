@@ -387,6 +387,9 @@ class TestS5Connections:
 
             def set_protocol(self, _: object) -> None: ...
 
+            def is_closing(self) -> bool:
+                return False
+
             def write(self, _: bytes) -> None:
                 raise OSError("gone")
 
