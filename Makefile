@@ -76,8 +76,10 @@ diagrams: $(VENV)/.dev ## write what the docs take from the code and the figures
 	$(BIN)/python scripts/seeds.py
 	$(BIN)/python -m tests.systems.waiting.waiting_page
 
-bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about 25 minutes; rewrites docs/benchmarks.md and the README's figures
-	$(BIN)/python -m benchmarks --write
+# The servers' nginx is unpacked, not installed.
+bench: export PATH := $(PATH):/usr/sbin:$(CURDIR)/$(VENV)/servers/nginx/usr/sbin
+bench: $(VENV)/.bench $(VENV)/.servers ## measure side by side with the peers, in about 25 minutes; rewrites docs/benchmarks.md and the README's figures: make bench PARTS="pages engine"
+	$(BIN)/python -m benchmarks --write $(foreach part,$(PARTS),--only $(part))
 	$(BIN)/python scripts/figures.py
 
 scale: $(VENV)/.bench $(VENV)/.servers ## measure how cost grows, in about ten minutes; rewrites docs/scale.md, its figures and its plots
@@ -140,8 +142,9 @@ $(VENV)/.compiled: $(VENV)/.servers
 	@$(BIN)/pytest --collect-only --quiet >/dev/null || true
 	@touch $@
 
-$(VENV)/.bench: $(VENV)/.core requirements/bench.txt
+$(VENV)/.bench: $(VENV)/.core requirements/bench.txt scripts/bench_tools
 	@$(UV) --requirement requirements/bench.txt
+	@scripts/bench_tools
 	@touch $@
 
 # In an environment of its own: what it brings changes how other tools behave (Flask's reloader).

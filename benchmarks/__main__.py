@@ -8,11 +8,12 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.harness import Section
 from benchmarks.plan import PARTS, Part
-from benchmarks.report import page, sections_text, summary
+from benchmarks.report import page, page_with, sections_text, summary
 from benchmarks.runner import run
 from benchmarks.watching import watching
 
@@ -33,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--write",
         action="store_true",
-        help="write docs/benchmarks.md when the run is whole (not with --only)",
+        help="write docs/benchmarks.md; with --only, only these sections of it",
     )
     made.add_argument(
         "--only",
@@ -63,10 +64,7 @@ def said(text: str) -> None:
 
 
 def main() -> int:
-    made = parser()
-    options = made.parse_args()
-    if options.only and options.write:
-        made.error("--write needs a whole run: leave out --only")
+    options = parser().parse_args()
     parts = [part for part in PARTS if not options.only or part.name in options.only]
     sections, whole = measured(parts)
     if not whole:
@@ -76,7 +74,9 @@ def main() -> int:
     told = f"{summary(sections)}\n\n{sections_text(sections)}" if options.only else page(sections)
     print(told)
     if options.write:
-        PAGE.write_text(told)
+        today = datetime.now(UTC).date().isoformat()
+        text = page_with(PAGE.read_text(), sections, today) if options.only else told
+        PAGE.write_text(text)
         said(f"written: docs/{PAGE.name}")
     return 1 if any(section.failed for section in sections) else 0
 

@@ -21,7 +21,7 @@ from benchmarks.compare import compared
 from benchmarks.harness import Row, Section
 from benchmarks.pages import serve
 from benchmarks.plan import PARTS, Pace, Part
-from benchmarks.report import page, summary
+from benchmarks.report import page, page_with, summary
 from benchmarks.runner import run
 from benchmarks.scale_plots import plot
 from benchmarks.subjects import OURS, Subject
@@ -154,14 +154,31 @@ class TestT6Bench:
         assert text.index("## The machine") < text.index("## One") < text.index("## Two")
         assert "None in this run." in summary([Section("One", [kept])])
 
-    def test_a_partial_benchmark_run_never_writes_the_page(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    def test_sections_that_are_measured_again_replace_those_of_the_page(self) -> None:
+        """T8: the targets that they miss, too; all else stays as it was measured."""
+        kept = Row("E14", "quick", 1.0, 2.0)
+        missed = Row("M11", "slow", 3.0, 2.0, tried="a ring")
+        again = Row("S14", "put", 3.5, 2.0, tried="one script")
+        two = Section("Two", [Row("S14", "get", 9.0, 2.0)], missing="nginx: not here")
+        before = page([Section("One", [kept, missed]), two, Section("Three", failed="no wrk")])
+        three = Section("Three", [kept])
+        text = page_with(before, [Section("Two", [again]), three], "2026-11-19")
+        expected = page([Section("One", [kept, missed]), Section("Two", [again]), three])
+        assert text.replace("\n\nMeasured again on 2026-11-19.", "") == expected
+        assert text.count("Measured again on 2026-11-19.") == 2
+
+    def test_a_partial_benchmark_run_writes_its_sections_into_the_page(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """It is refused before anything is measured."""
-        monkeypatch.setattr(sys, "argv", ["benchmarks", "--write", "--only", "live"])
-        with pytest.raises(SystemExit):
-            command.main()
-        assert "--write needs a whole run" in capsys.readouterr().err
+        written = tmp_path / "page.md"
+        titles = [part.title for part in PARTS]
+        written.write_text(page([Section(title, notes="before") for title in titles]))
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "--write", "--only", PARTS[0].name])
+        monkeypatch.setattr(command, "run", lambda part, _: Section(part.title, notes="again"))
+        monkeypatch.setattr(command, "PAGE", written)
+        assert command.main() == 0
+        assert written.read_text().count("before") == len(PARTS) - 1
+        assert f"## {PARTS[0].title}\n\nagain\n\nMeasured again on " in written.read_text()
 
     def test_an_interrupted_benchmark_run_writes_nothing(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -25,6 +25,7 @@ from stillfresh import (
 from stillfresh.engine.at_least import ANYTHING, MOST_LETTERS, AtLeast, at_least_of
 from stillfresh.engine.calls import Call, Signature
 from stillfresh.engine.face import OPENS_AFTER
+from stillfresh.stores.memory import MemoryStore
 from stillfresh.testing import ManualClock
 from tests.kit.engine import (
     Price,
@@ -410,26 +411,97 @@ async def test_what_a_loader_reads_of_another_cache_is_no_older_than_the_last_ch
         assert (answer.value, answer.verdict) == ("2 left", Verdict.FRESH)
 
 
-async def test_an_outage_of_the_store_of_parts_costs_no_more_loads_of_another_caches_values(
-    here: Cache, store: SteppedStore, clock: ManualClock
+@pytest.mark.parametrize("memory_for", [0, "10m"])
+@pytest.mark.parametrize("is_private", [True, False])
+async def test_an_outage_of_the_store_of_parts_costs_one_load_of_another_caches_value(
+    here: Cache, store: SteppedStore, clock: ManualClock, memory_for: Any, *, is_private: bool
 ) -> None:
-    """E29: within `memory_for`; the store of the values is there, and takes them."""
-    stock = {"a": 1}
+    """E29: for each `fresh_for` of the value. It is not stored: its part could not be checked."""
     loaded: list[str] = []
-    part, _ = declare_parts(here, stock)
-    async with Cache("memory://", clock=clock) as pages:
+    own_store = "memory://" if is_private else SteppedStore(MemoryStore(clock=clock))
 
-        @pages.cached("page", fresh_for="1h")
+    @here.cached("part", fresh_for="1d", memory_for=memory_for)
+    async def part(sku: str) -> int:
+        return 1
+
+    async with Cache(own_store, clock=clock) as pages:
+
+        @pages.cached("page", fresh_for="10m", stale_for="1h")
         async def page(sku: str) -> str:
             loaded.append(sku)
             return f"{await part(sku)} left"
 
+        async def read() -> Answer[str]:
+            answer: Answer[str] = await page.of("a").get()
+            await turns()
+            return answer
+
         await part("a")
-        store.broken.add("read")
-        for _ in range(10):
-            assert await page("a") == "1 left"
+        store.broken |= {"read", "acquire", "publish", "release"}
+        await read()
+        for _ in range(20):
             clock.advance(1)
-    assert loaded == ["a"]
+            answer = await read()
+            assert (answer.value, answer.verdict) == ("1 left", Verdict.STALE)
+            assert answer.unverified
+        assert await pages.entries() == []
+        assert loaded == ["a"]
+
+        clock.advance(600)
+        assert (await read()).verdict is Verdict.STALE
+        assert loaded == ["a", "a"]
+        assert (await read()).unverified
+        assert loaded == ["a", "a"]
+
+        store.broken.clear()
+        clock.advance(601)
+        await read()
+        assert (await read()).verdict is Verdict.FRESH
+        assert loaded == ["a", "a", "a"]
+
+
+async def test_a_value_of_unverified_parts_stands_over_the_stored_one_until_it_is_stale(
+    here: Cache, store: SteppedStore, clock: ManualClock, sleeper: Sleeper
+) -> None:
+    """E29: the stored copy is the one before it; what another process stores counts more."""
+    stock = {"a": 1}
+    loaded: list[str] = []
+
+    @here.cached("part", fresh_for="1m", stale_for="1d")
+    async def part(sku: str) -> int:
+        return stock[sku]
+
+    own_store = SteppedStore(MemoryStore(clock=clock))
+    async with cache_on(own_store, clock, sleeper) as pages:
+
+        @pages.cached("page", fresh_for="10m", stale_for="1h")
+        async def page(sku: str) -> str:
+            loaded.append(sku)
+            return f"{await part(sku)} left"
+
+        assert await page("a") == "1 left"
+        stock["a"] = 2
+        await part.of("a").refresh()
+        store.broken |= {"read", "acquire", "publish", "release"}
+        clock.advance(601)
+        assert await page("a") == "1 left"
+        await turns()
+        for _ in range(10):
+            clock.advance(1)
+            answer: Answer[str] = await page.of("a").get()
+            await turns()
+            assert (answer.value, answer.verdict) == ("2 left", Verdict.STALE)
+        assert loaded == ["a", "a"]
+        elsewhere = cache_on(own_store, clock, sleeper)
+
+        @elsewhere.cached("page", fresh_for="10m", stale_for="1h")
+        async def same_page(sku: str) -> str:
+            return ""
+
+        await same_page.of("a").put("3 left")
+        clock.advance(2)
+        answer = await page.of("a").get()
+        assert (answer.value, answer.verdict) == ("3 left", Verdict.FRESH)
 
 
 async def test_a_cache_that_opens_while_a_loader_of_another_runs_asks_its_store_for_it(

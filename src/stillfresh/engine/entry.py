@@ -35,6 +35,19 @@ class EntryTrouble(Struct, frozen=True, gc=False):
     """Why its last refresh failed."""
     unstored_over: str | None = None
     """The generation that the store still had when it could not store this copy."""
+    is_of_unverified_parts: bool = False
+    """It was made of copies that their store could not confirm, so it was not to be stored."""
+
+    @property
+    def is_unstored(self) -> bool:
+        """True if memory has the copy, and the store does not."""
+        return self.unstored_over is not None or self.is_of_unverified_parts
+
+    def for_new_answer(self) -> "EntryTrouble":
+        """What stays true of the same copy when its answer is made anew."""
+        if not self.is_unstored:
+            return NO_TROUBLE
+        return replace(self, old_until=NEVER, failure=None)
 
 
 NO_TROUBLE: Final = EntryTrouble()
@@ -64,6 +77,14 @@ class Entry(Struct, Generic[K, V], eq=False, gc=False):
     """Changes whenever the answer changes or is removed."""
     is_used: bool = False
     """It was read since the eviction last looked at it."""
+
+    def note_change(self) -> None:
+        """Another process has changed it: what the store says counts, even if it has nothing."""
+        self.stop_answering()
+        self.vouched = NEVER
+        self.heard = NOTHING_HEARD
+        if self.trouble.is_of_unverified_parts:
+            self.trouble = replace(self.trouble, is_of_unverified_parts=False)
 
     def stop_answering(self) -> None:
         """Memory gives no answer from now on without asking the store."""

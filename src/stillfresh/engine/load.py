@@ -640,7 +640,14 @@ class Load(Struct, Generic[K, V], eq=False):
             noted(self.span, Verdict.STALE)
             return
         if asked is None:
-            memory.keep_unstored(key, copy, value, outlook, work.seen)
+            memory.keep_unstored(
+                key,
+                copy,
+                value,
+                outlook,
+                work.seen,
+                is_of_unverified_parts=self.has_unverified_parts,
+            )
         else:
             memory.keep(key, copy, value, outlook, asked)
         if result.tags is not None:

@@ -19,7 +19,7 @@ from stillfresh.bounded import BESIDE, SLICE, BoundedDict, Line, Room, TagIndex
 from stillfresh.clock import Clock
 from stillfresh.engine.causes import Causes
 from stillfresh.engine.counts import Counts
-from stillfresh.engine.entry import NEVER, NO_TROUBLE, NOTHING_HEARD, Entry, EntryTrouble
+from stillfresh.engine.entry import NEVER, NO_TROUBLE, NOTHING_HEARD, Entry
 from stillfresh.engine.keys import Spec
 from stillfresh.engine.model import Answer, EntryAnswer, Origin
 from stillfresh.engine.news import Asked, Notices
@@ -69,6 +69,8 @@ class Memory(Generic[K, V]):
         self._refused: BoundedDict[K, float] = BoundedDict(MOST_REFUSED)
         self.notices: Notices[K] | None = None  # announced changes of these keys
         self._outlook: Outlook | None = None
+        self.may_have_unstored = False
+        """True once there was a value of unverified parts, of which the store has nothing."""
 
     def stand_before(self, *, private: bool) -> None:
         """No other process can change a private store, so memory need not ask it."""
@@ -200,25 +202,37 @@ class Memory(Generic[K, V]):
             if lag and not self.is_private:
                 entry.vouched = limit
         if failure is not None or old_until != NEVER:
-            entry.trouble = EntryTrouble(old_until, failure, entry.trouble.unstored_over)
+            entry.trouble = replace(entry.trouble, old_until=old_until, failure=failure)
         entry.until = until  # last: from here on, threads read the entry
         return answer
 
     def keep_unstored(
-        self, key: K, copy: Copy, value: V | None, outlook: Outlook, seen: str | None
+        self,
+        key: K,
+        copy: Copy,
+        value: V | None,
+        outlook: Outlook,
+        seen: str | None,
+        *,
+        is_of_unverified_parts: bool,
     ) -> None:
-        """Keep a loaded value that the store could not store, over the copy that the load saw.
+        """Keep a loaded value that is not stored, over the copy that the load saw.
 
         The store has an older one, if that copy was memory's own and not stored either.
         """
         entry = self.entries.get(key)
         over = seen
-        if entry is not None and entry.copy.generation == seen:
-            over = entry.trouble.unstored_over or seen
+        if entry is not None and entry.copy.generation == seen and entry.trouble.is_unstored:
+            over = entry.trouble.unstored_over
         self.keep(key, copy, value, outlook, None)
         entry = self.entries.get(key)
         if entry is not None:  # None: it is too large for memory
-            entry.trouble = replace(entry.trouble, unstored_over=over)
+            self.may_have_unstored |= is_of_unverified_parts
+            entry.trouble = replace(
+                entry.trouble,
+                unstored_over=over,
+                is_of_unverified_parts=is_of_unverified_parts,
+            )
 
     def fallback(
         self, key: K, copy: Copy, *, unverified: bool = False
@@ -328,9 +342,22 @@ class Memory(Generic[K, V]):
         does one that was invalidated since: memory's may have been loaded before that.
         """
         entry = self.entries.get(key)
-        if entry is None or entry.trouble.unstored_over is None or stored is None:
+        if entry is None:
             return False
-        return stored.mark is Mark.NONE and stored.generation == entry.trouble.unstored_over
+        trouble = entry.trouble
+        if stored is None:
+            # A value that was not to be stored leaves nothing there. Another one was deleted.
+            return trouble.is_of_unverified_parts and trouble.unstored_over is None
+        return stored.mark is Mark.NONE and stored.generation == trouble.unstored_over
+
+    def may_be_stored_now(self, key: K) -> bool:
+        """True if a copy that the store could not take may be stored, if a lease is granted.
+
+        One of unverified parts has to be made anew for that: not before it is stale, or an outage
+        of the store of the parts would cost a load for each read.
+        """
+        entry = self.entries.get(key)
+        return entry is None or not entry.trouble.is_of_unverified_parts
 
     def new_answer(
         self,
@@ -510,11 +537,10 @@ class Memory(Generic[K, V]):
             entry.until = NEVER  # first: a thread never reads a half-changed entry
             entry.stands = entry.vouched = NEVER
             entry.heard = NOTHING_HEARD
-            over = entry.trouble.unstored_over
-            if over is None or entry.copy.generation != copy.generation:
-                entry.trouble = NO_TROUBLE
+            if entry.copy.generation == copy.generation:
+                entry.trouble = entry.trouble.for_new_answer()
             else:
-                entry.trouble = EntryTrouble(unstored_over=over)
+                entry.trouble = NO_TROUBLE
             entry.copy = copy
             entry.answer = answer
             entry.is_used = True

@@ -140,9 +140,7 @@ class News:
         if entry is not None and entry.copy.generation == generation:
             return  # memory has it already
         if entry is not None:
-            entry.stop_answering()
-            entry.vouched = SILENT
-            entry.heard = NOTHING_HEARD
+            entry.note_change()
         if key in core.watcher.watches:
             core.watcher.look_again([key])
 

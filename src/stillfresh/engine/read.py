@@ -13,7 +13,7 @@ memory answers; those keys are named as `unread`.
 
 import asyncio
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from stillfresh.bounded import SLICE, sliced
 from stillfresh.engine import rules
@@ -35,7 +35,6 @@ from stillfresh.turns import THIS_THREAD
 
 if TYPE_CHECKING:
     from stillfresh.engine.core import Core
-    from stillfresh.engine.load import Load
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -238,7 +237,7 @@ class Reads(Generic[K, V]):
             records = await self._core.store_reads.records(
                 runtime, texts, waiter.notes.unread, waiter.at_least
             )
-        if not records or from_memory is None:
+        if from_memory is None or not (records or self._memory.may_have_unstored):
             return texts, records
         to_load: dict[K, str] = {}
         for key, id_ in texts.items():
@@ -263,7 +262,7 @@ class Reads(Generic[K, V]):
                 self._core.loads.give_fallback(key, plan.fallback, [waiter], unverified=unverified)
             if outcome is None or (isinstance(plan, Serve) and plan.refresh):
                 to_load[key] = id_
-            elif has_newer:  # perhaps it can be stored by now; if not, it need not be loaded again
+            elif has_newer and self._memory.may_be_stored_now(key):
                 to_load[key] = id_
                 waiter.notes.unstored.add(key)
         return to_load, {id_: records[id_] for id_ in to_load.values() if id_ in records}
@@ -302,7 +301,8 @@ class Reads(Generic[K, V]):
         if not texts:
             return
         loads = self._core.loads
-        if not records and not forced:
+        is_any_answered = self._memory.may_have_unstored and bool(waiter.outcomes)
+        if not records and not forced and not is_any_answered:
             self._drop_deleted(texts, waiter)
             loads.join_missing(texts, waiter)
             loads.begin()
@@ -310,13 +310,13 @@ class Reads(Generic[K, V]):
         is_waiting = False
         for key, id_ in texts.items():
             record = records.get(id_, NOTHING)
-            if record.copy is None:
-                self._drop_deleted([key], waiter)
             if key in waiter.outcomes:
                 loads.want(key, id_, record, waiter, leased=key in waiter.notes.unstored)
-            else:
-                is_waiting = True
-                loads.join(key, id_, record, waiter, forced=forced)
+                continue
+            if record.copy is None:
+                self._drop_deleted([key], waiter)
+            is_waiting = True
+            loads.join(key, id_, record, waiter, forced=forced)
         if is_waiting:
             loads.begin()
         else:
@@ -608,9 +608,7 @@ class StoreReads(Generic[K, V]):
             else:  # memory may have got some meanwhile
                 copies |= {id_: entries[key].copy for key, id_ in lost.items() if key in entries}
             load = CURRENT.get()
-            if load is not None and any(
-                id_ in copies and not self._is_enough_for(load, key) for key, id_ in lost.items()
-            ):
+            if load is not None and any(id_ in copies for id_ in lost.values()):
                 load.has_unverified_parts = True
             failing = self._memory.counts.failing
             for id_ in lost.values():
@@ -618,17 +616,6 @@ class StoreReads(Generic[K, V]):
                 if id_ in copies or id_ in failing:
                     records[id_] = Record(copies.get(id_), failure=failing.get(id_))
         return records
-
-    def _is_enough_for(self, load: "Load[Any, Any]", key: K) -> bool:
-        """True if a value that is made of memory's copy may be stored, although the store is away.
-
-        Only the value of another cache, within `memory_for`. Its own store may be there: if it took
-        no value, each read would load it again for as long as this store is away.
-        """
-        entry = self._memory.entries.get(key)
-        if entry is None or load.loads.core.owner is self._core.owner:
-            return False
-        return self._memory.is_trusted(entry, self._memory.now())
 
     async def _ask_in_this_turn(
         self,
