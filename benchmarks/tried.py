@@ -194,9 +194,10 @@ SYNC_PUT = (
 SYNC_MISS = (
     "the whole load runs in the calling thread, in the first step of its task: 15 → 9 × in CPU; "
     "one timer for the guards of all threads, and no future, lock or task list for a loader that "
-    "runs in its caller's thread: 9 → 7.5 ×; what is left out of the async miss: → 6.8 ×. Left are the async engine's own "
-    "miss (half), its task, the turn, the contexts, and signals, which are held around the engine "
-    "and let through around the loader (a tenth: without that, Ctrl-C could hang every thread)"
+    "runs in its caller's thread: 9 → 7.5 ×; what is left out of the async miss: → 6.8 ×. Left are "
+    "the async engine's own miss (half), its task, the turn, the contexts, and signals, which are "
+    "held around the engine and let through around the loader (a seventh: without that, Ctrl-C "
+    "could hang every thread)"
 )
 MISS_BATCHED = f"{MISS}; a batch of one key waits for the end of the turn, for others (E4)"
 WATCHED_REFRESH = (

@@ -383,8 +383,8 @@ def main() -> None:
         readme, comparison = drawn(*pages, measured, RULES.read_text())
     except KeyError as exc:
         sys.exit(
-            f"figures: docs/benchmarks.md has no figure of {exc}; a part was not measured (is nginx "
-            f"here, and wrk?), so README and comparison stay as they are"
+            f"figures: docs/benchmarks.md has no figure of {exc}; a part was not measured (are "
+            f"nginx and wrk here?), so README and comparison stay as they are"
         )
     README.write_text(readme)
     COMPARISON.write_text(comparison)
