@@ -39,10 +39,12 @@ ROUNDS = 15
 CONNECTIONS = 32
 PAGES = 10_000
 NGINX_SETTINGS = """\
-daemon off; worker_processes 1; pid {folder}/pid; error_log /dev/null crit;
+{user} daemon off; worker_processes 1; pid {folder}/pid; error_log /dev/null crit;
 events {{ worker_connections 256; }}
 http {{
   access_log off;
+  client_body_temp_path {folder}/client; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
   proxy_cache_path {folder}/cache keys_zone=pages:10m;
   server {{
     listen 127.0.0.1:{port};
@@ -68,9 +70,14 @@ def nginx(folder: Path, upstream: int) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     settings = folder / "nginx.conf"
-    settings.write_text(NGINX_SETTINGS.format(folder=folder, port=port, upstream=upstream))
+    user = "user root;" if os.geteuid() == 0 else ""  # the folder is root's then
+    settings.write_text(
+        NGINX_SETTINGS.format(folder=folder, port=port, upstream=upstream, user=user)
+    )
     binary = shutil.which("nginx") or ""
-    with subprocess.Popen([binary, "-c", str(settings)], stderr=subprocess.DEVNULL) as process:
+    # One that was unpacked, and not installed, has no folder for its first errors.
+    command = [binary, "-e", f"{folder}/errors", "-c", str(settings)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             while not _listens(port):
                 if process.poll() is not None:
