@@ -537,10 +537,10 @@ class Memory(Generic[K, V]):
             entry.until = NEVER  # first: a thread never reads a half-changed entry
             entry.stands = entry.vouched = NEVER
             entry.heard = NOTHING_HEARD
-            if entry.copy.generation == copy.generation:
-                entry.trouble = entry.trouble.for_new_answer()
-            else:
+            if entry.copy.generation != copy.generation:
                 entry.trouble = NO_TROUBLE
+            elif entry.trouble is not NO_TROUBLE:
+                entry.trouble = entry.trouble.for_new_answer()
             entry.copy = copy
             entry.answer = answer
             entry.is_used = True
