@@ -21,11 +21,11 @@ import asyncio
 import selectors
 from asyncio import tasks
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context
 from threading import Lock, get_ident, local
 from types import TracebackType
-from typing import Final, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVarTuple, Unpack
 
 from stillfresh.errors import StillfreshError
 from stillfresh.held_signals import HeldSignals, LetThrough
@@ -103,6 +103,15 @@ class SharedLoop(asyncio.SelectorEventLoop):
     def run_forever(self) -> None:
         self._runs_in = get_ident()
         super().run_forever()
+
+    async def shutdown_default_executor(self, *timeout: Any) -> None:  # noqa: ANN401 (passed on)
+        """End the threads that looked up names of hosts.
+
+        While the interpreter exits, they have ended already, and Python 3.12 starts no thread that
+        could wait for them.
+        """
+        with suppress(RuntimeError):
+            await super().shutdown_default_executor(*timeout)
 
     def call_soon(
         self,

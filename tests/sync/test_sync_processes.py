@@ -13,6 +13,7 @@ import pytest
 from stillfresh import StillfreshError, SyncCache, SyncFunction
 from stillfresh.stores import MemoryStore
 from tests.kit.engine import Price
+from tests.kit.servers.valkey import Server
 from tests.kit.sync import Calling, PlainUpstream, declare
 
 FORK = get_context("fork")
@@ -285,6 +286,19 @@ session = Session()
 one()
 """
 
+NAMED_HOST = """
+import sys
+from stillfresh import SyncCache
+
+cache = SyncCache(sys.argv[1])
+
+@cache.cached("named_host", fresh_for=60)
+def one() -> int:
+    return 1
+
+one.of().refresh()
+"""
+
 
 class TestE20Exits:
     def test_the_last_cache_ends_the_loop_thread(self) -> None:
@@ -301,6 +315,11 @@ class TestE20Exits:
         with SyncCache(address) as cache:
             slow = cache.cached("slow", fresh_for=60)(slow_now)
             assert slow("hangs") == "now"
+
+    def test_the_interpreter_exits_after_a_hosts_name_was_looked_up(self, valkey: Server) -> None:
+        """asyncio looks it up in a thread of its own, for which it waits at the end."""
+        ended = run(NAMED_HOST, f"redis://localhost:{valkey.port}/0")
+        assert (ended.returncode, ended.stderr) == (0, "")
 
     def test_a_finalizer_that_reads_at_the_exit_gets_an_error(self) -> None:
         """No thread can be started then: the process would wait for it for ever."""

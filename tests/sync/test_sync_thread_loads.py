@@ -385,3 +385,27 @@ class TestE20LoopsLookAtTimers:
         with loop.borrowed():
             loop.call_later(TICK, rung.release)
         assert rung.acquire(timeout=20)
+
+
+class TestE20LoopsEnd:
+    def test_a_loop_ends_without_an_error_when_python_starts_no_more_threads(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Python 3.12, while it exits; asyncio wants one if it has looked up a host's name."""
+        loop = SharedLoop()
+        loop.turn.take()
+
+        async def look_up() -> None:
+            await loop.run_in_executor(None, int)
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        try:
+            loop.run_until_complete(look_up())
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", refuse)
+                loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            loop.close()
+            loop.turn.give()
