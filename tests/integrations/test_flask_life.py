@@ -11,6 +11,7 @@ import urllib.request
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def get(port: int, path: str) -> str:
 def is_up(port: int, release: str = "RELEASE") -> bool:
     try:
         return get(port, "/pid").endswith(release)
-    except OSError:
+    except (OSError, HTTPException):  # the old server may end in the middle of its answer
         return False
 
 
