@@ -191,7 +191,8 @@ async def recovered(process: Process, resource: Observed, key: str) -> None:
 class Ticks:
     """C6: within ceil(queue / max_batch) + 1 ticks what is stale and not cooling is asked for.
 
-    One that failed with its whole batch is tried apart from the others (C9): a tick more for each.
+    One that failed with its whole batch is tried apart from the others (C9): a tick more for each,
+    also for one that fails while others wait.
     """
 
     def __init__(self, process: Process, ttl: TtlCoordinator, controller: TtlController) -> None:
@@ -200,7 +201,8 @@ class Ticks:
         self._controller = controller
         self._last: float | None = None
         self._ticks = 0
-        self._due: dict[str, tuple[int, int]] = {}
+        self._due: dict[str, tuple[int, int, set[str]]] = {}
+        """Of each stale id: since which tick, its bound without suspects, and the suspects since."""
 
     def asked(self, ids: list[str]) -> None:
         for id_ in ids:
@@ -213,12 +215,13 @@ class Ticks:
         self._last = ttl._last_tick
         self._ticks += 1
         due = self._stale()
-        queue = sum(1 for _ in due)
-        suspects = sum(1 for id_ in due if ttl._tracks["thing"].lane._is_suspect(id_))
+        suspects = {id_ for id_ in due if ttl._tracks["thing"].lane._is_suspect(id_)}
         kind = self._controller.kinds["thing"]
-        bound = ceil(queue / kind.max_batch) + 1 + suspects
-        self._due = {id_: self._due.get(id_, (self._ticks, bound)) for id_ in due}
-        for id_, (since, most) in self._due.items():
+        bound = ceil(len(due) / kind.max_batch) + 1
+        self._due = {id_: self._due.get(id_, (self._ticks, bound, set())) for id_ in due}
+        for id_, (since, least, suspects_since) in self._due.items():
+            suspects_since.update(suspects)
+            most = least + len(suspects_since)
             if self._ticks - since > most:
                 return f"{id_} is stale for {self._ticks - since} ticks, {most} are allowed"
         return None
