@@ -202,7 +202,7 @@ class Ticks:
         self._last: float | None = None
         self._ticks = 0
         self._due: dict[str, tuple[int, int, set[str]]] = {}
-        """Of each stale id: since which tick, its bound without suspects, and the suspects since."""
+        """Of each stale id: since which tick, the bound without suspects, the suspects since."""
 
     def asked(self, ids: list[str]) -> None:
         for id_ in ids:
